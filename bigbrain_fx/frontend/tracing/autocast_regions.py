@@ -1,11 +1,11 @@
-"""A forward under an autocast of its own: the graph is under it, so that it can be cut anywhere.
+"""A forward with its own autocast: the graph runs under that autocast, so it can be cut anywhere.
 
     forward ─▶ embed ─▶ [ autocast: block ─▶ block ─▶ head ] ─▶ loss      one op, on one device
     under autocast:      embed ─▶ block ─▶ block ─▶ head ─▶ loss          any op on any device
 
-That is the same where autocast changes nothing outside of the region. Of torch's ops, what it
-changes has another type of result, so the types of all results tell; code that was not traced may
-cast inside, so none may stand outside.
+Both are the same where autocast changes nothing outside of the region. An op of torch that autocast
+changes has another type of result, so the types of all results are compared. Opaque code may cast
+inside, so none may be outside.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Capture(Protocol):
 
 
 def without_autocast_regions(capture: Capture, labels: Labels) -> Captured:
-    """Capture a step; where forward casts itself, with its autocast around the whole graph.
+    """Capture a step; where forward has an autocast, put that around the graph.
 
     Raises:
-        BigBrainError: whatever `capture` raises of the step as it is.
+        BigBrainError: any error of `capture` for the unchanged step.
     """
     found = capture(labels)
     casts = own_autocast(found.graph)
@@ -69,7 +69,7 @@ def _untraced(graph: Graph) -> Iterator[bool]:
 
 
 def _results(graph: Graph) -> Iterator[tuple[object, ...]]:
-    """Yield each op with the types of its results, regions by what is in them, too."""
+    """Yield each op with the types of its results; a region's include its body's."""
     for op in graph.ops:
         if op.body is not None:
             yield from _results(op.body)

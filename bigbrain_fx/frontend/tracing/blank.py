@@ -1,10 +1,9 @@
 """Models without numbers: tensors of shapes and addresses, filled later from a checkpoint.
 
-`unmade()` builds a model with its parameters on the meta device and all else as it is; `reserve`
-then gives every meta tensor an address range that nothing has touched: the system backs no page of
-it. To torch it is a plain CPU tensor, so the trace is the one of the model with its weights, and
-tables that the model computes (rotary frequencies) are real. This file knows modules and memory; it
-knows no traces.
+`unmade()` builds a model with its parameters on the meta device and all else as usual. `reserve`
+then gives every meta tensor an untouched address range, of which the system backs no page. To torch
+it is a plain CPU tensor, so the trace is that of the model with its weights. Tables that the model
+computes (rotary frequencies) are real. This file knows modules and memory; it knows no traces.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def _become(tensor: Tensor, new: Tensor) -> None:
 
 
 def _range(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor like this meta tensor, whose memory is reserved and not there."""
+    """Return a CPU tensor like this meta tensor, with reserved memory that no page backs."""
     count = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     if not math.prod(tensor.shape):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

@@ -144,7 +144,7 @@ class CaptureJob:
         return (found, "") if problem is None else (None, problem)
 
     def fixed(self, rows: int) -> Captured:
-        """Trace with a fixed batch size and compare; explain what goes wrong."""
+        """Trace with a fixed batch size and compare; explain a failure."""
         try:
             found = self.ladder.climb(lambda: self.attempt(rows, free=False))
         except Exception as error:
@@ -158,7 +158,7 @@ class CaptureJob:
         return found
 
     def other_numbers(self, found: Captured, wrong: str) -> BigBrainError:
-        """Refuse a graph that computes something else; look for what makes it so."""
+        """Refuse a graph with other results than the module's; look for the cause."""
         error: BigBrainError = CaptureError(
             f"the captured graph does not compute what the model computes: {wrong}",
             code="BX0201",
@@ -274,10 +274,10 @@ class CaptureJob:
         return None
 
     def unlike_rows(self, found: Captured) -> str | None:
-        """Say why half of the example's rows cannot be run alone, as a micro-batch runs them.
+        """Return the reason why half of the example's rows cannot run alone, as a micro-batch does.
 
-        Offsets into another entry of the batch are an example: those of the second half begin in
-        the middle.
+        Offsets into another entry of the batch are an example: the second half's begin in the
+        middle.
 
         Raises:
             InputError: the first half can be run, and the second cannot.

@@ -13,16 +13,16 @@ from bigbrain_fx.frontend.translation.batch import Batch
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured model: the graph, and the real things it stands for.
+    """A captured model: the graph, and the tensors and functions behind its names.
 
     Attributes:
         graph: sizes are arithmetic over "B" unless `graph.static_batch` is set.
         tensors: parameters, buffers and constants by name; the user's own, not copies.
         functions: the user's own Python behind `opaque.`, `leaf.` and `user.` targets.
-        warnings: what the user should know, one sentence each.
+        warnings: remarks for the user, one sentence each.
         batch: the example batch, taken apart.
         written: entries of the batch that forward or loss write into.
-        device_lines: the user's lines that ask for the device.
+        device_lines: the user's lines that query the device.
     """
 
     graph: Graph

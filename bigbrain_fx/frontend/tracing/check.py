@@ -44,7 +44,7 @@ _REFUSALS = (RuntimeError, ValueError, IndexError)
 class StepOutcome:
     """Results of one run: values in order, gradients and buffers by name.
 
-    `gradients` is None where none can be asked for. `late` is a buffer that backward wrote.
+    `gradients` is None where the model has none. `late` is a buffer that backward wrote.
     """
 
     values: tuple[object, ...]
@@ -69,12 +69,12 @@ class CheckRun:
     def first_difference(
         self, inputs: Mapping[str, Tensor], seed: int, gradients: bool
     ) -> str | None:
-        """Run both on one batch under one seed; say what differs first, None when nothing does.
+        """Run both on one batch under one seed; describe the first difference, or return None.
 
         Every buffer and every random state is put back afterwards.
 
         Raises:
-            AssumptionError: the data are not such as the trace assumes.
+            AssumptionError: the data contradict an assumption of the trace.
         """
         asked = gradients and self.graph.loss is not None
         try:
@@ -116,7 +116,7 @@ class CheckRun:
         return [*([self.graph.loss] if self.graph.loss else []), *outputs]
 
     def eager(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
-        """Run the module on a batch, with its gradients where they are asked for."""
+        """Run the module on a batch, with its gradients on request."""
         tensors = [tensor.clone() for tensor in inputs.values()]
         with torch.set_grad_enabled(asked), ambient(self._around(), tensors):
             values = self.step(*tensors)
@@ -155,7 +155,7 @@ class CheckRun:
         return StepOutcome(tuple(found[name] for name in self._names()), gradients, buffers)
 
     def _backward(self, loss: Tensor) -> dict[str, Tensor | None]:
-        """Return the gradients that `loss.backward()` leaves, as the user would call it."""
+        """Return the gradients of `loss.backward()`, as the user would call it."""
         wanted = self._trained(self.tensors)
         if not wanted or not loss.requires_grad:
             return {}
@@ -254,7 +254,7 @@ def _require_unwritten(error: RuntimeError) -> None:
 
 
 def mutated(op: Op) -> Iterator[str]:
-    """Yield the tensors that an op writes into, those that its body writes into as well."""
+    """Yield the tensors that an op, or the op's body, writes into."""
     yield from op.mutates
     if op.body is not None:
         for inner in op.body.ops:
@@ -268,7 +268,7 @@ def unit_of(graph: Graph, tensors: Mapping[str, Tensor]) -> float:
 
 
 def _computed(graph: Graph) -> Iterator[torch.dtype]:
-    """Yield the types of all results, those in regions, too."""
+    """Yield the types of all results, results in regions too."""
     for op in graph.ops:
         yield from (getattr(torch, spec.dtype) for spec in op.outputs)
         if op.body is not None:
@@ -276,14 +276,14 @@ def _computed(graph: Graph) -> Iterator[torch.dtype]:
 
 
 def affordable(graph: Graph, rows: Sequence[int], share: float = 1.0) -> bool:
-    """Whether checking at these batch sizes takes about a second at most; `share` for a forward."""
+    """Whether a check at these batch sizes takes about a second; `share` scales the work."""
     return share * sum(work_of(graph, count) for count in rows) <= CHECK_FLOPS
 
 
 def work_of(graph: Graph, rows: int) -> int:
-    """Return the floating point operations of a forward pass of so many rows, by a usual machine's.
+    """Return the floating point operations of a forward pass of so many rows.
 
-    Twice what an op counts: small ops take longer than their operations.
+    The number is doubled: small ops take longer than their operations.
     """
     return 2 * sum(_size(op.flops, rows) for op in graph.ops)
 
@@ -320,7 +320,7 @@ class Results:
 
     @contextlib.contextmanager
     def noted(self, model: nn.Module) -> Iterator[None]:
-        """Note what calls of a model's modules give meanwhile."""
+        """Record the results of a model's modules in the meantime."""
         paths = {id(part): path for path, part in model.named_modules()}
         calls: Counter[str] = Counter()
 

@@ -26,7 +26,7 @@ _ASKS = re.compile(
 
 
 def device_lines(model: nn.Module, loss: object) -> tuple[str, ...]:
-    """Return the lines that ask what device it is, or whether there is a GPU: "model.py:3"."""
+    """Return the lines that query the device, or whether there is a GPU: "model.py:3"."""
     names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
     files = _own_files([*names, str(getattr(loss, "__module__", ""))])
     return tuple(line for file in files for line in _asking(file))
@@ -40,7 +40,7 @@ def _asking(file: str) -> Iterator[str]:
 
 
 def _own_files(names: list[str]) -> Iterator[str]:
-    """Yield the user's files: of these modules, and of those whose names they know."""
+    """Yield the user's files: of these modules, and of modules that these refer to."""
     seen: set[str] = set()
     while names:
         module = sys.modules.get(names.pop())

@@ -126,7 +126,7 @@ def _inputs(
 def ambient(
     autocast: str | None, tensors: Sequence[Tensor]
 ) -> contextlib.AbstractContextManager[object]:
-    """Return the autocast context that the model file asks for."""
+    """Return the autocast context of the model file."""
     if autocast is None:
         return contextlib.nullcontext()
     kind = tensors[0].device.type if tensors else "cpu"
@@ -136,10 +136,10 @@ def ambient(
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run what torch.compile has wrapped by the calls that it is of.
+    """Run code under torch.compile as its plain calls.
 
-    Inductor would compile it again for each size, in seconds, and what it compiles rounds otherwise
-    than the calls of a trace. `torch.cond` needs a compiler in any case.
+    Inductor would compile the code again for each size, in seconds, and its kernels round
+    differently from a trace's calls. `torch.cond` needs a compiler in any case.
     """
     if "torch._dynamo" not in sys.modules:  # nothing is wrapped
         yield
@@ -185,7 +185,7 @@ _ASKS = (
 
 @contextlib.contextmanager
 def _as_plain() -> Iterator[None]:
-    """Let the user's own lines be what they are in training: not traced, when they ask for it."""
+    """Let the user's own lines see no trace when they query for one, as in training."""
     importlib.import_module("torch._dynamo")  # it notes these functions as it is loaded
     own = [(room, name, getattr(room, name)) for room, names in _ASKS for name in names]
     for room, name, asked in own:
@@ -230,9 +230,9 @@ def _no_inference_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_grad_within_autocast() -> Iterator[None]:
-    """Let a region of no_grad within one of autocast be one: torch drops it, with its gradients.
+    """Keep a region of no_grad within one of autocast as a region: torch drops it.
 
-    torch checks whether a piece of the graph begins with the switch, and there autocast comes
+    torch checks whether a section of the graph begins with the switch, and there autocast comes
     first.
     """
     own = regions_pass._is_set_grad_enabled_sub_mod
@@ -257,9 +257,9 @@ def _no_grad_within_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_checkpoints() -> Iterator[None]:
-    """Let a checkpoint without reentrance be plain code: a trace of two, nested, has no gradients.
+    """Treat a non-reentrant checkpoint as plain code: a trace of two nested ones has no gradients.
 
-    One with reentrance is an autograd.Function, and is plain code where those are recorded.
+    A reentrant checkpoint is an autograd.Function, and is plain code where Functions are recorded.
     """
     own = checkpoints._checkpoint_without_reentrant_generator
 
@@ -282,7 +282,7 @@ def _plain_checkpoints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_partial_graph() -> Iterator[None]:
-    """Leave out what torch prints of an unfinished trace; the user's own prints stay."""
+    """Drop torch's prints of an unfinished trace; the user's own prints stay."""
     said, graph = io.StringIO(), ""
     try:
         with contextlib.redirect_stderr(said):
@@ -298,7 +298,7 @@ def _no_partial_graph() -> Iterator[None]:
 def _one_time_step() -> Iterator[None]:
     """Let recurrent layers find their shapes by one time step: torch's loop takes seconds a layer.
 
-    Their ops stay whole in a trace; the loop is only how torch learns what they give.
+    A recurrent layer stays one op of the trace; torch needs the loop for its result's shape alone.
     """
     layers = {n: getattr(decompositions, n) for n in _LAYERS if hasattr(decompositions, n)}
     for name, layer in layers.items():
@@ -323,10 +323,10 @@ def _first_step(
 
 @contextlib.contextmanager
 def _users_lines() -> Iterator[None]:
-    """Let every node remember the innermost line of the user's, helper functions included.
+    """Record the innermost line of the user's in every node, helper functions included.
 
     torch keeps frames of functions called `forward` only, which names the wrong line for an op in a
-    helper; and formatting one frame instead of ten is quicker. The text of every line of a hundred
+    helper. Formatting one frame instead of ten is quicker, too. The text of every line of a hundred
     frames is not read for each node, either.
     """
     kept, read = TracerBase._filter_traceback_frames, torch_frames._extract_symbolized_tb
@@ -340,7 +340,7 @@ def _users_lines() -> Iterator[None]:
 
 
 def _unread(frames: Sequence[Mapping[str, Any]], skip: int) -> traceback.StackSummary:
-    """Return a stack as torch does, outermost frame first, its lines read when they are asked for.
+    """Return a stack as torch does, outermost frame first, with lines that are read on demand.
 
     Args:
         frames: innermost first, as torch's `symbolize_tracebacks` gives them.

@@ -42,8 +42,7 @@ def check_hooks(model: nn.Module, leaves: Collection[nn.Module] = ()) -> None:
 
     Args:
         model: the user's.
-        leaves: modules that are kept whole: their own hooks run with them, those of their
-            parameters do not.
+        leaves: opaque modules: their own hooks run with them, hooks of their parameters do not.
 
     Raises:
         CaptureError: names the parameter or module, and the line of the hook.
@@ -58,7 +57,7 @@ def check_hooks(model: nn.Module, leaves: Collection[nn.Module] = ()) -> None:
 
 
 def hooked_modules(model: nn.Module, leaves: Collection[nn.Module] = ()) -> list[str]:
-    """Return the paths of the modules with backward hooks, those within opaque modules left out."""
+    """Return the paths of modules with backward hooks, except within opaque modules."""
     inside = {id(part) for leaf in leaves for part in leaf.modules()}
     named = ((path, part) for path, part in model.named_modules() if id(part) not in inside)
     return [path for path, part in named if any(_hooks(part, _ON_MODULES))]

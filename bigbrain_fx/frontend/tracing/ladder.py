@@ -2,8 +2,8 @@
 
     export ─▶ yes and no from plain runs ─▶ the user's loss as one op
 
-Each rung is tried only when the error asks for it, so a model that exports pays for none of them.
-This module has the attempts; `trace` traces.
+Each step is tried only when the error calls for it, so a model that exports pays for none. This
+module has the attempts; `trace` traces.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _Found = TypeVar("_Found")
 
 @dataclass
 class Ladder:
-    """The rungs climbed so far in one capture.
+    """The steps taken so far in one capture.
 
     Attributes:
         has_numbers: the model has weights, so that it can be run.
-        left: what the loss asks data is not answered by plain runs: it can be kept whole, and asks
-            each batch then.
+        left: plain runs do not answer the loss's queries of data: an opaque loss makes them for
+            each batch.
     """
 
     step: Step
@@ -72,10 +72,10 @@ class Ladder:
     why: tuple[str | None, str] = (None, "")
 
     def climb(self, attempt: Callable[[], _Found]) -> _Found:
-        """Make an attempt, with more help as long as its error says what would help.
+        """Make an attempt, with more help as long as its error names a further step.
 
         Raises:
-            Exception: whatever the last attempt raised.
+            Exception: the error of the last attempt.
         """
         try:
             return attempt()
@@ -96,7 +96,7 @@ class Ladder:
 
     @contextlib.contextmanager
     def helping(self, rows: int, free: bool) -> Iterator[Keeper]:
-        """Help the calls of the step that are traced meanwhile; yield who keeps calls whole."""
+        """Help the step's calls during a trace; yield the recorder of opaque calls."""
         sizes = self._run_leaves((rows, rows + 1, rows + 3) if free else (rows,))
         self.asked = asked = Asked()
         stood_in = self.leaves.stood_in
@@ -112,12 +112,12 @@ class Ladder:
                 watch.tracing = False
 
     def kept_functions(self) -> dict[str, object]:
-        """Return the user's own Python behind the targets of kept calls."""
+        """Return the user's own Python behind the targets of opaque calls."""
         found: dict[str, object] = {f"{LEAF}{p}": m for p, m in self.leaves.modules.items()}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
 
     def judge_questions(self) -> None:
-        """Refuse a model that asks data in plain runs what it does not ask in a trace."""
+        """Refuse a model that reads data in plain runs but not in a trace."""
         if not self.has_numbers:
             return
         kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
@@ -133,7 +133,7 @@ class Ladder:
         require_seen(asked.answered, self.asked)
 
     def _run_leaves(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Learn what leaves give at these batch sizes; return those at which the model runs."""
+        """Record opaque modules' results at these batch sizes; return the sizes that run."""
         if not self.leaves or not self.has_numbers:
             return ()
         for rows in sizes:
@@ -151,21 +151,21 @@ class Ladder:
         return tuple(rows for rows in sizes if rows in self.leaves.known)
 
     def _hear(self, error: Exception) -> bool:
-        """Ask plain runs for yes and no, when that is what a trace lacks."""
+        """Get truth values from plain runs, when a trace lacks them."""
         if not reads_a_value(error) or not self.has_numbers or self.listened:
             return False
         self._listen()
         return True
 
     def _keep_loss(self, error: Exception) -> bool:
-        """Keep the user's loss whole, when the trace came as far as that."""
+        """Make the user's loss opaque, when the trace failed in the loss."""
         own, part = self.step.own_loss, self.step.seen.part
         if own is None or self.loss is not None or part == "model" or is_about_size(error):
             return False
         return self.keep_loss(_why(error))
 
     def keep_loss(self, why: tuple[str | None, str]) -> bool:
-        """Keep the user's loss whole, where it can be run; say why."""
+        """Make the user's loss opaque, where it can be run; record the reason."""
         own = self.step.own_loss
         if own is None:
             return False
@@ -208,7 +208,7 @@ class Ladder:
         return True
 
     def _answer_loss(self) -> bool:
-        """Let plain runs answer for the loss, too, where it cannot be kept whole."""
+        """Let plain runs answer for the loss, too, where it cannot be opaque."""
         if not self.left:
             return False
         self.left = False
@@ -218,7 +218,7 @@ class Ladder:
     def judge_dice(
         self, tensors: Sequence[Tensor], walk: Callable[[Sequence[Tensor]], object]
     ) -> str | None:
-        """Say what random numbers of Python and NumPy do: refuse them where they count.
+        """Refuse random numbers of Python and NumPy where they affect the results.
 
         Args:
             tensors: of the example batch.
@@ -248,7 +248,7 @@ class Ladder:
         return f"{drawn}; they changed nothing when tried"
 
     def remarks(self, graph: Graph) -> Iterator[str]:
-        """Yield what the user should know about the rungs taken, a sentence each."""
+        """Yield remarks for the user about the steps taken, a sentence each."""
         yield from questions.remarks(graph)
         for file, line in sorted(self.asked.said):
             at = f"{file.rpartition('/')[2]}:{line}"

@@ -30,10 +30,10 @@ _WAYS = (
 
 
 def require_python(model: nn.Module, loss: object) -> None:
-    """Refuse TorchScript, whose code no trace can enter, and a loss that is to be trained itself.
+    """Refuse TorchScript, which no trace can enter, and a loss that has trained parameters itself.
 
     Raises:
-        InputError: says what to give instead.
+        InputError: names a replacement.
     """
     for path, part in model.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -94,7 +94,7 @@ def _require_dense(path: str, part: nn.Module) -> None:
 
 
 def _require_stored(path: str, part: nn.Module) -> None:
-    """Refuse what no safetensors file holds."""
+    """Refuse tensors that no safetensors file holds."""
     for name, tensor in (*part._parameters.items(), *part._buffers.items()):
         if tensor is not None and not is_lazy(tensor) and tensor.dtype in _UNSTORED:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -109,10 +109,10 @@ def _require_stored(path: str, part: nn.Module) -> None:
 
 
 def require_loss(graph: Graph) -> None:
-    """Refuse to train a graph whose loss does not reach a trained parameter.
+    """Refuse to train a graph with a loss that does not reach a trained parameter.
 
     Raises:
-        InputError: says what the outputs are, and how to give a loss.
+        InputError: names the outputs, and how to give a loss.
     """
     if graph.loss is None:
         raise InputError(
@@ -185,7 +185,7 @@ def require_dense(graph: Graph) -> None:
 def require_constants_unwritten(
     graph: Graph, tensors: Mapping[str, Tensor], model: nn.Module, loss: object
 ) -> None:
-    """Refuse to write into a plain attribute, or into what the loss alone reaches.
+    """Refuse to write into a plain attribute, or into a tensor that the loss alone reaches.
 
     Other values that forward writes, such as a teacher in a list, are constants of a bundle.
 
@@ -214,7 +214,7 @@ def require_constants_unwritten(
 
 
 def _named_tensors(loss: object) -> Iterator[Tensor]:
-    """Yield the tensors that a loss function's code names, and those of modules that it names."""
+    """Yield the tensors that a loss function's code names, and tensors of modules that it names."""
     code, scope = getattr(loss, "__code__", None), getattr(loss, "__globals__", {})
     held = [scope.get(name) for name in code.co_names] if code is not None else [loss]
     held += [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
@@ -233,7 +233,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _written(graph: Graph) -> Mapping[str, Op]:
-    """Return what forward writes into, each with the first op that does."""
+    """Return the tensors that forward writes into, each with the first op that does."""
     canonical = {param.name: param.canonical for param in graph.params}
     writers: dict[str, Op] = {}
     for op in _all(graph.ops):
@@ -243,7 +243,7 @@ def _written(graph: Graph) -> Mapping[str, Op]:
 
 
 def on_written(names: Sequence[str]) -> tuple[str, ...]:
-    """Say what becomes of what forward or loss write into the batch."""
+    """Return the remark on entries of the batch that forward or loss write into."""
     if not names:
         return ()
     return (
@@ -254,12 +254,12 @@ def on_written(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def require_numbers(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a trace that holds a tensor of its own making: it came in through `.data`.
+    """Refuse a trace that holds a tensor of torch's tracer: it came in through `.data`.
 
-    And a constant of forward's that no safetensors file holds, as one of the model's is refused.
+    Refuse a constant of forward's that no safetensors file holds, too.
 
     Raises:
-        CaptureError: says what to write instead.
+        CaptureError: names the replacement.
     """
     for name, tensor in tensors.items():
         if isinstance(tensor, FakeTensor):

@@ -1,4 +1,4 @@
-"""Run the user's step as plain PyTorch and leave no trace of it: buffers, dice and modes come back.
+"""Run the user's step as plain PyTorch, then restore buffers, random generators and modes.
 
 This file knows steps; it knows nothing of graphs or of tracing.
 """
@@ -50,7 +50,7 @@ class Plain:
             return tuple(tensor.detach() for tensor in self.step(*copies))
 
     def gradients(self, tensors: Sequence[Tensor], seed: int) -> tuple[Tensor | None, ...]:
-        """Run once and return the results, and the first one's gradients where it has any."""
+        """Run once and return the results, and the first result's gradients where it has any."""
         with self._seeded(tensors, seed, seed) as copies:
             return self._with_gradients(copies)
 
@@ -72,10 +72,10 @@ class Plain:
     def after(
         self, before: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], seed: int
     ) -> tuple[Tensor, Numbers]:
-        """Run other batches and keep what they write; then as `loss_and_gradients` does.
+        """Run other batches with their writes; then do as `loss_and_gradients`.
 
         Raises:
-            Exception: whatever the model raises.
+            Exception: the model's own error.
         """
         in_turn = getattr(self.step, "in_turn", contextlib.nullcontext)
         with state_kept(self.model), in_turn():
@@ -85,7 +85,7 @@ class Plain:
             return self.loss_and_gradients(tensors, seed)
 
     def left(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
-        """Run once; return what `gradients` does, then all buffers and frozen weights."""
+        """Run once; return the results of `gradients`, then all buffers and frozen weights."""
         with self._seeded(tensors, seed, seed) as copies:
             found = self._with_gradients(copies)
             return (*found, *self._kept())
@@ -114,7 +114,7 @@ class Plain:
     def _running(
         self, tensors: Sequence[Tensor], seed: int, python_seed: int | None
     ) -> Iterator[list[Tensor]]:
-        """Seed torch, Python and NumPy; yield copies of the tensors; what is written stays."""
+        """Seed torch, Python and NumPy; yield copies of the tensors; writes of the run stay."""
         copies = [tensor.clone() for tensor in tensors]
         with quiet(), ambient(self.autocast, copies), torch.enable_grad():
             torch.default_generator.manual_seed(seed)
@@ -124,7 +124,7 @@ class Plain:
 
 @contextlib.contextmanager
 def _gradients_apart(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have no gradients; give them back those that they had."""
+    """Let parameters have no gradients for a while; restore the earlier ones afterwards."""
     before = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -137,7 +137,7 @@ def _gradients_apart(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """Put every buffer of a model, what it keeps frozen, and every random state back at the end."""
+    """Restore every buffer, frozen weight and random state of a model at the end."""
     frozen = [(p, p.detach(), p.detach().clone()) for p in _frozen(model)]
     kept = [
         (part, name, tensor, tensor.detach(), tensor.detach().clone())
@@ -180,7 +180,7 @@ def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -
 
 
 def _require_order(part: nn.Module, name: str, tensor: Tensor, strides: tuple[int, ...]) -> None:
-    """Refuse what turns a buffer round in place (t_, transpose_): no numbers are written."""
+    """Refuse ops that permute a buffer in place (t_, transpose_): no numbers are written."""
     if tensor.stride() != strides:
         raise CaptureError(
             f"forward turns the buffer {name} of {type(part).__name__} round in place "
@@ -208,10 +208,10 @@ def seed_python(seed: int) -> None:
 
 
 def another(batch: Batch, rows: int, seed: int) -> list[Tensor]:
-    """Return a batch unlike the example: other rows of it, and other numbers where any will do.
+    """Return a batch other than the example: other rows of it, and other numbers where any will do.
 
     Rows are drawn from the example's. Floats of both signs are drawn anew with their own mean and
-    spread; other numbers stay what they are: a mask stays a mask, a token a token.
+    spread. Other numbers, such as masks and tokens, stay.
     """
     dice = torch.Generator().manual_seed(seed)
     picked = torch.randint(batch.rows, (rows,), generator=dice)

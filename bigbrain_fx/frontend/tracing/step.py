@@ -29,14 +29,14 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a batch reaches `forward`: whole, or by these keys, or its first `positions` entries."""
+    """Route of a batch into `forward`: as one argument, by keys, or the first `positions`."""
 
     whole: bool = False
     keys: tuple[str, ...] = ()
     positions: int = 0
 
     def reaches(self, key: Key) -> bool:
-        """Whether what is at a key of the batch is given to forward."""
+        """Whether the entry at a key of the batch is an argument of forward."""
         if self.whole or not key:
             return True
         return key[0] in self.keys or (isinstance(key[0], int) and key[0] < self.positions)
@@ -54,14 +54,14 @@ def route(model: nn.Module, batch: object, has_loss: bool) -> Route:
     """Decide how a batch reaches `model.forward`.
 
     * A tensor is passed as it is.
-    * A batch is passed whole when forward has one parameter only that must be given, and that one
-      cannot be an entry: no key of the dict is called so, or it is called `batch`, or (for a tuple,
-      without a loss function) there are more entries than parameters.
+    * A batch is passed as one argument when forward has one required parameter only, and that one
+      cannot be an entry. It cannot where no key of the dict has its name, or where its name is
+      `batch`. For a tuple without a loss function it cannot where entries outnumber parameters.
     * Of a dict, forward gets the entries named like its parameters (all of them with `**kwargs`);
-      the loss function sees the whole batch. Without one every entry must find a parameter.
-    * Of a tuple, forward gets the first entries, as many as it has positional parameters; with a
-      loss function at least one entry is left for the loss unless forward requires it:
-      `(x, y)` with `forward(x, mask=None)` passes x; but `forward(idx, targets=None)` gets both
+      the loss function gets the whole batch. Without one every entry must find a parameter.
+    * Of a tuple, forward gets the first entries, as many as it has positional parameters. With a
+      loss function at least one entry is left for the loss unless forward requires it.
+      `(x, y)` with `forward(x, mask=None)` passes x. But `forward(idx, targets=None)` gets both
       where the loss function has no loss without (`settle`).
 
     Raises:
@@ -81,9 +81,9 @@ def route(model: nn.Module, batch: object, has_loss: bool) -> Route:
 
 
 def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
-    """Return what forward takes; of a wrapper that hands all on, what the wrapped one takes.
+    """Return forward's parameters; of a wrapper that passes all on, the wrapped forward's.
 
-    Wrappers are those of torch.compile, DataParallel and AveragedModel.
+    Wrappers are of torch.compile, DataParallel and AveragedModel.
     """
     found = _signature(model)
     inner = next((m for name, m in model.named_children() if name in _WRAPPED), None)
@@ -108,7 +108,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's class; of a wrapper of torch.compile, of what it wraps."""
+    """Return the name of a model's class; for torch.compile's wrapper, of the wrapped model's."""
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
@@ -116,10 +116,10 @@ def settle(model: nn.Module, how: Route, batch: object, tries: Callable[[Route],
     """Pass a tuple's last entries to forward, too, where the loss function needs that.
 
     Args:
-        model: asked for its parameters; `route` remembers the answer for it.
-        how: what `route` said.
+        model: with forward's parameters; `route` caches the result for it.
+        how: the result of `route`.
         batch: the example.
-        tries: whether a scalar loss comes out this way.
+        tries: returns whether a scalar loss comes out this way.
     """
     if how.whole or not isinstance(batch, tuple | list):
         return how
@@ -257,8 +257,8 @@ class Seen:
 class Listeners:
     """Companions of calls of a step: listeners, and the substitute of the loss.
 
-    With `keeps` plain attributes stay as a call leaves them; else each call finds them as the user
-    made them.
+    With `keeps` plain attributes stay as a call has set them; else each call begins with the
+    user's.
     """
 
     listening: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -270,9 +270,9 @@ class Listeners:
 class Step(nn.Module):
     """Call the model on tensors of the batch; return the loss (when there is one) and the outputs.
 
-    `seen` says after a call whether there was a loss, and what the outputs are called. Without
-    `training` there is no loss: one that the model returns itself is left out of the outputs, with
-    the labels that only it reads, unless it is all that the model returns.
+    `seen` has after a call whether there was a loss, and the outputs' names. Without `training`
+    there is no loss. A loss that the model returns itself is dropped, with the labels that only it
+    reads, unless it is the only output.
     """
 
     def __init__(
@@ -353,14 +353,14 @@ class Step(nn.Module):
         return outputs if loss is None else (loss, *outputs)
 
     def _given_loss(self, found: object) -> Tensor:
-        """Return the loss in what the user's loss function returns."""
+        """Return the loss in the result of the user's loss function."""
         loss = loss_in(found)
         _check_loss(found if loss is None else loss)
         assert loss is not None
         return loss
 
     def _outputs(self, found: list[tuple[str, Tensor]], loss: Tensor | None) -> tuple[Tensor, ...]:
-        """Return what the model returns beside the loss; note the names."""
+        """Return the model's outputs beside the loss; record the names."""
         kept = [(name, tensor) for name, tensor in found if tensor is not loss]
         self.seen.output_names = tuple(name for name, _ in kept)
         return tuple(tensor for _, tensor in kept)
@@ -377,7 +377,7 @@ def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 
 def _write_back(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
-    """Write what forward assigned to a buffer into it: torch.export forgets such assignments."""
+    """Write a value that forward assigned to a buffer into it: torch.export loses it."""
     for part, name, tensor in buffers:
         now = part._buffers.get(name)
         if now is not None and now is not tensor:
@@ -386,7 +386,7 @@ def _write_back(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
 
 
 def _named_loss(output: object) -> Tensor | None:
-    """Return the loss that inference leaves out: a number in a plain tuple is a result."""
+    """Return the loss that inference drops: a number in a plain tuple is a result."""
     is_plain = isinstance(output, tuple | list) and not hasattr(output, "loss")
     return None if is_plain else own_loss(output)
 
@@ -398,7 +398,7 @@ def own_loss(output: object) -> Tensor | None:
 
 
 def _place_of_loss(found: Mapping[object, object] | Sequence[object]) -> str:
-    """Say which entry of what a loss returns may be meant: one named so, or the first number."""
+    """Name the entry of a loss function's result that may be the loss: by name, or a number."""
     entries = dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
     numbers = [k for k, v in entries.items() if isinstance(v, Tensor) and v.dim() == 0]
     key = "loss" if "loss" in entries else next(iter(numbers or entries), "...")

@@ -78,29 +78,29 @@ def capture(
     The graph computes (loss, outputs): the loss is `loss(output, batch)`, else the scalar output,
     else `output.loss`, else there is none (inference). How a batch reaches forward: `step.route`.
     If the batch size cannot stay free, the graph holds for one size: `micro_batch`, else the
-    example's; `graph.static_batch` says so. On the meta device nothing is compared.
+    example's; `graph.static_batch` is that size. On the meta device nothing is compared.
 
     Args:
         module: traced in train mode (eval mode without `training`); its own modes come back.
         example_batch: tensor, dict, tuple or list, nested at will; dimension 0 is the batch.
         loss: the objective.
-        training: whether dropout and batch norm behave as in training. Without it there is no
-            loss: `loss` only says which entries of the batch forward does not read.
+        training: whether dropout and batch norm behave as in training. Without it there is no loss:
+            `loss` only names entries of the batch that forward does not read.
         name: name of the graph, the class's when left out.
         micro_batch: rows of a micro-batch, for a trace of fixed size.
         autocast: "bfloat16" or "float16": forward and loss run under torch.autocast.
         assume: "model.py:31" -> whether the condition in that line holds, where a tensor's value
-            decides; plain runs say so when left out.
+            decides; plain runs decide when left out.
         leaves: opaque modules, by path or class name, beside those marked by `leaf`.
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
-        parts: of the batch of which the example is one: the trace has its size; None: it is whole.
+        parts: number of parts of the batch, of which the example is one; None: it is the batch.
         lengths: dimensions by entry that are shorter in other batches; the example is the longest.
         batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
-        strict: refuse what no trace can hold; else the smallest module around it is kept whole.
-        apart: paths of modules whose traces were found to be other than they, each with how: kept
-            whole in that order, one after another.
-        loss_apart: the loss is opaque, and the entries that only it reads have other shapes in
-            other batches: the graph holds for the example's rows, in one micro-batch.
+        strict: refuse code that no trace can hold; else the smallest module around it is opaque.
+        apart: paths of modules with traces that differ from them, each with the difference: opaque
+            in that order, one after another.
+        loss_apart: the loss is opaque, and its own entries have other shapes in other batches. The
+            graph holds for the example's rows, in one micro-batch.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
@@ -166,7 +166,7 @@ def _stateful(
 def _route(
     module: nn.Module, loss: Loss | None, example: object, training: bool, loss_apart: bool
 ) -> tuple[Route, tuple[Key, ...]]:
-    """Return how a batch reaches forward, and the keys of what only an opaque loss reads."""
+    """Return the route of a batch into forward, and the keys that only an opaque loss reads."""
     how = route(module, example, loss is not None)
     if loss is not None and training:
         how = settle(module, how, example, partial(_has_loss, module, loss, example))
@@ -174,7 +174,7 @@ def _route(
 
 
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
-    """Refuse what no trace can start from; return whether the module is on the meta device."""
+    """Refuse modules that no trace can start from; return whether it is on the meta device."""
     require_python(module, loss)
     require_sizes(module)
     return any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
@@ -201,7 +201,7 @@ def _attempted(
     stateful: tuple[str, ...] | None,
     loss_apart: bool,
 ) -> Captured:
-    """Capture with so much of the module kept whole."""
+    """Capture with these opaque parts of the module."""
     blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
 
     def run(labels: Labels, *, casts_itself: bool = False) -> Captured:

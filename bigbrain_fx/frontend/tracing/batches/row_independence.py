@@ -1,7 +1,7 @@
 """Checks of a model for inference: rows that depend on each other, and torch's fused path.
 
-A bundle cuts a batch into micro-batches, and fills up a short one with copies of its last row: the
-numbers are the model's only where no row of an output depends on what else is in the batch.
+A bundle cuts a batch into micro-batches, and pads a short one with copies of its last row. Its
+results are the model's only where no row of an output depends on other rows.
 
     rows      a b c d     a a a a     d d d d     c a c b     a b
     outputs   A B C D  ─▶ A A A A     D D D D     C A C B     A B
@@ -34,15 +34,15 @@ Numbers = Sequence[Tensor]
 
 
 def mixed_outputs(plain: Plain, batch: Batch, dims: Mapping[str, int | None]) -> list[str]:
-    """Return the names of the outputs that are others beside other rows.
+    """Return the names of the outputs whose rows depend on other rows.
 
-    None: rows stand alone; or it cannot be told, where a batch has one row, the model draws, or it
-    does not run on such rows.
+    None: rows are independent; or nothing is known. That is so for one row, a model that draws, or
+    a model that fails on such rows.
 
     Args:
         plain: runs the model as it computes for inference.
         batch: the example; its rows may be equal, so others of their kind are tried first.
-        dims: of each output by name, in their order: where it has the rows; None where nowhere.
+        dims: of each output by name, in order, the dimension of the rows; None without one.
     """
     if batch.rows < 2:
         return []
@@ -54,7 +54,7 @@ def mixed_outputs(plain: Plain, batch: Batch, dims: Mapping[str, int | None]) ->
 
 
 def _unlike(batch: Batch, tensors: Numbers) -> Numbers:
-    """Give rows that are all equal, which nothing tells apart, numbers that few models refuse."""
+    """Replace numbers of rows that are all equal by different ones that few models refuse."""
     pairs = [(t, e.batched) for t, e in zip(tensors, batch.entries, strict=True)]
     if any(batched and not torch.equal(t[:1].expand_as(t), t) for t, batched in pairs):
         return tensors
@@ -70,7 +70,7 @@ def _told_apart(tensor: Tensor) -> Tensor:
 
 
 class _Beside:
-    """A batch, and what the model makes of it."""
+    """A batch, and the model's results for it."""
 
     def __init__(self, plain: Plain, batch: Batch, tensors: Numbers) -> None:
         self.plain, self.batch, self.tensors = plain, batch, tensors
@@ -91,7 +91,7 @@ class _Beside:
         return [name for name in dims if name in unlike]
 
     def _runs(self, dims: Sequence[int | None]) -> Iterator[tuple[Numbers, list[Tensor | None]]]:
-        """Yield what the model makes of other batches of these rows, and what it should make."""
+        """Yield the model's results for other batches of these rows, and the expected ones."""
         rows = self.batch.rows
         for picked in _picked(rows):
             yield self._run(picked), self._expected(picked, dims)
@@ -115,7 +115,7 @@ def _picked(rows: int) -> Iterator[Tensor]:
 
 
 def _rows_of(whole: Tensor, dim: int, picked: Tensor, rows: int) -> Tensor | None:
-    """Return what some rows have of an output; each has as many neighbours, else there are none."""
+    """Return the picked rows of an output; None where its rows are no multiple of the batch's."""
     if whole.shape[dim] % rows:
         return None
     by_row: Tensor = whole.movedim(dim, 0).unflatten(0, (rows, -1))
@@ -134,7 +134,7 @@ def are_near(one: Tensor, other: Tensor) -> bool:
 
 
 def remark(name: str, rows: int) -> str:
-    """Say what that means for a bundle."""
+    """Return the remark on rows that depend on each other, for a bundle."""
     return (
         f"rows do not stand alone: a row of the output {name!r} is another one beside other rows "
         "(a norm or a mean over the batch, an order of its rows, its size). Inference takes whole "
@@ -143,7 +143,7 @@ def remark(name: str, rows: int) -> str:
 
 
 def remark_of_lone(name: str) -> str:
-    """Say what it means for an output without rows, of which a micro-batch has one."""
+    """Return the remark on an output without rows, of which each micro-batch has one."""
     return (
         f"the output {name!r} is one value a micro-batch, and goes by all of its rows: those that "
         "fill up a short batch, too"
@@ -153,7 +153,7 @@ def remark_of_lone(name: str) -> str:
 def rows_mixed(
     step: Step, batch: Batch, dims: Mapping[str, int | None], autocast: str | None
 ) -> list[str]:
-    """Return the outputs of a step in eval mode whose rows do not stand alone."""
+    """Return the outputs of a step in eval mode that have dependent rows."""
     mixed = mixed_outputs(Plain(step, step.model, autocast), batch, dims)
     return [name for name in mixed if dims[name] is not None]
 
@@ -167,7 +167,7 @@ _UNLIKE = (
 
 
 def asked_for_inference(plain: Plain, batch: Batch, graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """Return the graph with what was found, and remarks; nothing of a model too large to run here.
+    """Return the graph with the findings, and remarks; none for a model too large to run here.
 
     Args:
         plain: runs the model in eval mode.

@@ -45,7 +45,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> None:
-    """Refuse to split a smaller batch unevenly where that cannot be, or is not what is meant.
+    """Refuse to split a smaller batch unevenly where that is impossible or not intended.
 
     Raises:
         InputError: the trace holds for one number of rows; or rows of a model for inference are
@@ -70,7 +70,7 @@ def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> 
 
 
 def pads(batch: Batch, pad: Pad) -> dict[str, int | float]:
-    """Return what model inputs are filled up with.
+    """Return the pad values of model inputs.
 
     Raises:
         InputError: an entry is not there.
@@ -83,15 +83,15 @@ def pads(batch: Batch, pad: Pad) -> dict[str, int | float]:
 def require_padding(
     model: nn.Module, loss: Loss | None, pad: Pad, captured: Captured, autocast: str | None
 ) -> str:
-    """Refuse to fill up what the model or the loss then counts.
+    """Refuse to pad entries where the model or the loss counts the padding.
 
-    The example is cut by a quarter along the dimension after its rows, and filled up again.
+    The example is cut by a quarter along the dimension after its rows, and padded again.
 
     Returns:
-        What the user should know; empty where it could be tried.
+        A remark for the user where no trial was possible; else empty.
 
     Raises:
-        InputError: its loss is another one then.
+        InputError: the loss of the padded example differs.
     """
     fills, batch = pads(captured.batch, pad), captured.batch
     if not fills or captured.graph.loss is None:
@@ -129,8 +129,8 @@ def _losses(
 def _with_lengths(batch: Batch, fills: Mapping[str, int | float]) -> Iterator[tuple[str, Tensor]]:
     """Yield a batch's tensors; a number for each row that may be its length, of a cut row.
 
-    `lengths` of an example are those of its whole rows: a mask made of them would count what cut
-    rows are filled up with. Of labels, which look alike, both losses have the same others.
+    `lengths` of an example are those of its uncut rows: a mask made of them would count the padding
+    of cut rows. Labels look like lengths; for these both losses change equally.
     """
     cut = {e.name: _cut(e.tensor, e.name in fills, e.batched) for e in batch.entries}
     sizes = [(e.tensor.shape[1], cut[e.name].shape[1]) for e in batch.entries if _is_cut(e, cut)]

@@ -1,1 +1,1 @@
-"""Graphs run op by op in one process: whole, as tensor-parallel ranks, in trials, in memory."""
+"""Executors that run graphs op by op in one process: as one, as TP ranks, in trials, for memory."""

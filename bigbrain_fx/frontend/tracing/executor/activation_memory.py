@@ -1,8 +1,9 @@
 """Saved activations and memory of kernels, op by op: each distinct call once, without numbers.
 
 A call runs forward and backward on tensors without numbers, under `saved_tensors_hooks` and a count
-of live bytes, at two batch sizes; sizes are affine in the batch, so that two points give the text.
-Calls that are equal up to names are measured once: a model of equal layers has few distinct ones.
+of live bytes. It runs at two batch sizes: sizes are affine in the batch, so two points give the
+formula. Calls that are equal up to names are measured once: a model of equal layers has few
+distinct ones.
 
 The module runs nothing of the user's own Python: custom functions, opaque modules and opaque losses
 stay unknown.
@@ -118,10 +119,10 @@ _ROWS_ON_CUDA = frozenset({"scaled_dot_product_attention", "rms_norm"})
 
 
 def _with_cuda(op: Op, measured: Saves, bench: _Bench) -> Saves:
-    """Add what CUDA's kernels keep where they differ: by rule, from torch's derivatives.yaml.
+    """Add tensors that only CUDA's kernels save: by rule, from torch's derivatives.yaml.
 
-    Fused attention keeps its inputs, its result and a float per row, with dropout too; fused RMS
-    norm its input and a float per row; fused dropout a byte per element.
+    Fused attention saves its inputs, its result and a float per row, with dropout too. Fused RMS
+    norm saves its input and a float per row; fused dropout a byte per element.
     """
     kind = rules.family(resolve(op.target)) if op.body is None else ""
     if kind == "dropout":
@@ -156,7 +157,7 @@ class _Bench:
         return any(spec.requires_grad for spec in self.specs.get(name, ()))
 
     def key(self, op: Op) -> _Key:
-        """Return what two calls have in common that are the same up to names."""
+        """Return a key that is equal for calls that are the same up to names."""
         names: dict[str, int] = {}
 
         def plain(arg: Arg) -> object:
@@ -279,7 +280,7 @@ def _tensors(result: object) -> list[Tensor]:
 def numbers_of(
     graph: Graph, specs: Mapping[str, tuple[TensorSpec, ...]], rows: int
 ) -> Iterator[tuple[str, object]]:
-    """Yield the values that are numbers: sizes, and what is computed from sizes."""
+    """Yield the values that are numbers: sizes, and values computed from sizes."""
     known: dict[str, object] = {}
     for op in graph.ops:
         number = _number(op, known, specs, rows)

@@ -37,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run a call of aten and count what it made."""
+        """Run a call of aten and count its new tensors."""
         found = func(*args, **(kwargs or {}))
         if func is not torch.ops.prim.device.default:
             for leaf in (found,) if isinstance(found, Tensor) else tree_leaves(found):
@@ -51,7 +51,7 @@ class LiveBytes(TorchDispatchMode):
             self._known.add(tensor.untyped_storage())
 
     def resized(self, storage: torch.UntypedStorage, by_bytes: int) -> None:
-        """Count that a storage has become larger or smaller: no call of aten says so."""
+        """Count a storage's change of size, which no call of aten shows."""
         if storage in self._sizes:
             self._sizes[storage][0] += by_bytes
             self.taken(by_bytes)
@@ -62,7 +62,7 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def reset_peak(self) -> int:
-        """Begin a new peak at what is alive now, and return that."""
+        """Begin a new peak at the bytes that are alive now, and return them."""
         self.peak = self.now
         return self.now
 

@@ -41,7 +41,7 @@ def run_graph(
     device: torch.device | str = "cpu",
     watch: Watch | None = None,
 ) -> dict[str, object]:
-    """Run a graph and return the values asked for.
+    """Run a graph and return the requested values.
 
     Buffers that the graph writes into are changed in `tensors`. Gradients flow as in the user's
     module; take them with `torch.autograd.grad`.
@@ -53,10 +53,10 @@ def run_graph(
         order: names of all ops in another valid order, the graph's own when left out.
         leaf: returns the tensor that an op reads for a parameter: `leaf(param, op)`. For ops in a
             region, `op` is the region's name.
-        key: a context entered around each random op (around a region as a whole).
+        key: a context entered around each random op, or around a region with one.
         values: names of the values to return; the loss and the outputs when left out.
         functions: classes behind `opaque.` targets; imported by name when left out.
-        device: what stands for the stage's own device.
+        device: device of the stage.
         watch: called with each op and its value, as soon as it has run; for ops in a region, too.
 
     Returns:
@@ -85,9 +85,9 @@ def run_graph(
 def autocast(
     dtype: str | None, device: torch.device, *, casts_once: bool = True
 ) -> AbstractContextManager[object]:
-    """Return the context that a whole step runs under; `dtype` is the graph's.
+    """Return the context of a step; `dtype` is the graph's.
 
-    `casts_once`: a weight has one cast for all its uses, as torch has it unless told otherwise.
+    `casts_once`: a weight has one cast for all its uses, as in torch by default.
     """
     if dtype is None:
         return nullcontext()
@@ -95,7 +95,7 @@ def autocast(
 
 
 class Interpreter:
-    """Hold what every op of one run may need."""
+    """Execution of the ops of one run, with all their arguments."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Interpreter:
         return resolve(op.target)(*args, **kwargs)
 
     def _kept(self, op: Op, env: Mapping[str, object], reader: str) -> object:
-        """Call the user's own Python: a leaf module, a loss."""
+        """Call the user's own Python: an opaque module, a loss."""
         own = self.functions.get(op.target)
         given = decode(op.args[0], lambda arg: self.value(arg, env, reader))
         tensors = [self.value(arg, env, reader) for arg in op.args[1:]]
@@ -180,7 +180,7 @@ class Interpreter:
         return torch.autocast(self.device.type, **options)  # type: ignore[arg-type]
 
     def value(self, arg: Arg, env: Mapping[str, object], reader: str) -> object:
-        """Return what an argument stands for; `reader` is the op, or the region that it is in."""
+        """Return the value of an argument; `reader` is the op, or the region around it."""
         match arg:
             case Ref(value):
                 return env[value]
@@ -194,7 +194,7 @@ class Interpreter:
 
 
 def constant(value: Const) -> object:
-    """Return what it stands for: "torch.float32", "inf"."""
+    """Return the value of a constant's name: "torch.float32", "inf"."""
     if value.const.startswith("torch."):
         return getattr(torch, value.const.removeprefix("torch."))
     return value.number
@@ -224,7 +224,7 @@ def resolve(target: str) -> Callable[..., object]:
 
 
 def last_uses(ops: list[Op], wanted: list[str]) -> dict[int, list[str]]:
-    """Name, for each position, the values that nobody reads after it."""
+    """Name, for each position, the values without a later reader."""
     last: dict[str, int] = {}
     for position, op in enumerate(ops):
         last[op.name] = position

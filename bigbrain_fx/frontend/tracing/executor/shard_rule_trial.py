@@ -1,4 +1,4 @@
-"""Run a trial: one op whole and in shares, forward and backward, on random numbers in float64.
+"""Trial of a shard rule: one op unsplit and in shards, forward and backward, in random float64.
 
 A wrong rule is not rounding: results, gradients and written buffers must agree within 1e-12 of the
 largest. In its own types a part is run as well: torch has other kernels there, and picks some by
@@ -44,7 +44,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class TrialTensors:
-    """Numbers for one run: the tensors of the model and the batch, and what gradients come in."""
+    """Numbers for one run: the tensors of the model and the batch, and the incoming gradients."""
 
     tensors: Tensors
     inputs: Tensors
@@ -71,7 +71,7 @@ def widened(graph: Graph) -> Graph:
 
 @contextmanager
 def in_float64(exact: bool = True) -> Iterator[None]:
-    """Let new tensors whose type nobody says have float64, as the rest of a widened graph has."""
+    """Let new tensors without a given type be float64, as others of a widened graph are."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if exact else before)
     try:
@@ -81,7 +81,7 @@ def in_float64(exact: bool = True) -> Iterator[None]:
 
 
 def try_rule(trial: RuleTrial) -> str | None:
-    """Return how the members' results differ from the whole op's; None if they agree.
+    """Return how the TP ranks' results differ from the unsplit op's; None if they agree.
 
     An op without a result for some of the drawn numbers, such as a logarithm, is tried on positive
     ones.
@@ -123,7 +123,7 @@ def failed_rules(path: Path) -> list[str | None]:
 
 
 def _at_small_sizes(trial: RuleTrial) -> RuleTrial:
-    """Return a trial at the smaller sizes that it has, where its op makes there what they say."""
+    """Return a trial at its smaller sizes, where the op's results there have the expected sizes."""
     if trial.reduced is None:
         return trial
     whole, sharded = trial.reduced
@@ -140,14 +140,14 @@ def _makes_its_sizes(graph: Graph) -> bool:
 
 
 def trial_note(path: Path) -> Path:
-    """Return the file that names the trial under way, of those in a file."""
+    """Return the file that names the running trial of a file of trials."""
     return path.with_suffix(".number")
 
 
 def _fails_in_own_types(trial: RuleTrial) -> str | None:
-    """Run the members' ops forward and backward; say why that fails where the whole does not.
+    """Run the ranks' ops forward and backward; return why they fail where the unsplit op runs.
 
-    The results are not compared: they are rounded.
+    Results are not compared: they are rounded.
     """
     given = _narrow(trial.whole, _given(trial.whole))
     try:
@@ -188,7 +188,7 @@ def _members(sharded: Sharded, given: TrialTensors) -> list[Made]:
 def _of_members(
     sharded: Sharded, given: TrialTensors
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """Return each member's tensors of the model, and of the batch."""
+    """Return each rank's tensors of the model, and of the batch."""
     leaves, inputs = [], []
     for member, graph in enumerate(sharded.members):
         own = {shard.param: shard for shard in sharded.shards if shard.member == member}
@@ -199,7 +199,7 @@ def _of_members(
 
 
 def _other_type(trial: RuleTrial, given: TrialTensors) -> str | None:
-    """Run forward under autocast; say what has another type than planned: messages have theirs."""
+    """Run forward under autocast; name a value of another type than planned for messages."""
     graph = trial.sharded.members[0]
     leaves, inputs = _of_members(trial.sharded, _narrow(trial.whole, given))
     made = {op.name: op.outputs[0].dtype for op in graph.ops if op.outputs and not op.is_tuple}
@@ -226,7 +226,7 @@ def _made(
     leaves: Sequence[Tensors],
     inputs: Sequence[Tensors],
 ) -> list[Made]:
-    """Take the gradients of all members at once, for the same random ones of each result."""
+    """Take the gradients of all ranks at once, from the same random ones of each result."""
     outs = [dict(zip(_names(graphs[0]), _tensors(v), strict=True)) for v in values]
     graded = [{n: t for n, t in own.items() if t.requires_grad} for own in outs]
     dice = torch.Generator().manual_seed(_SEED)
@@ -332,7 +332,7 @@ def _filled(spec: TensorSpec, dice: torch.Generator, bound: int) -> Tensor:
 
 
 def _mixed(chosen: Tensor) -> Tensor:
-    """Let a mask hide something and leave something: a few drawn alike would prove nothing."""
+    """Let a mask hide some entries and show others: a few equal draws would prove nothing."""
     if chosen.numel() > 1 and bool((chosen == chosen.flatten()[0]).all()):
         chosen.view(-1)[-1] ^= True
     return chosen
@@ -346,7 +346,7 @@ def _positive(given: TrialTensors) -> TrialTensors:
 
 
 def _laid(numbers: Tensor, spec: TensorSpec) -> Tensor:
-    """Let numbers lie in memory as the value does: what draws goes by that."""
+    """Give numbers the value's strides: random ops depend on them."""
     strides = [int(n) for n in spec.strides]
     order = memory_order(numbers.shape, strides) if strides else tuple(range(numbers.dim()))
     back = [order.index(dim) for dim in range(len(order))]
@@ -358,7 +358,7 @@ def _random(like: Tensor, dice: torch.Generator) -> Tensor:
 
 
 def _leaves(graph: Graph, tensors: Tensors) -> dict[str, Tensor]:
-    """Return tensors of one's own, which want gradients where the graph says so."""
+    """Return copies of tensors as autograd leaves, with gradients where the graph requires them."""
     specs = {n: p.spec for n, p in graph.param.items()} | {
         n: e.spec for n, e in graph.input.items()
     }
@@ -369,7 +369,7 @@ def _leaves(graph: Graph, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _cloned(tensors: Tensors) -> dict[str, Tensor]:
-    """Return what an op may write into."""
+    """Return copies of the tensors that an op may write into."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 

@@ -1,8 +1,8 @@
-"""Run the graphs of a tensor group's members in one process, op by op, forward and backward.
+"""Run the graphs of a tensor group's ranks in one process, op by op, forward and backward.
 
-An exchange of members is one autograd function over all of them, which adds in rank order: the
-numbers are those of processes that send each other messages. The module does not know how a graph
-was split; `run_graph` is the same for one graph.
+An exchange of TP ranks is one autograd function over all ranks, which adds in rank order. The
+numbers are the same as of processes that send each other messages. The module does not know how a
+graph was split; `run_graph` is the same for one graph.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def run_members(
     order: Sequence[str] | None = None,
     leaves: Sequence[Leaf] | None = None,
 ) -> list[dict[str, object]]:
-    """Run the graphs of all members, in step.
+    """Run the graphs of all TP ranks, in step.
 
     Args:
         graphs: the same ops, other numbers: `Sharded.members`.
-        tensors: for each member what it has of parameters, buffers and constants.
-        inputs: for each member the batch's tensors by name; they are the same.
+        tensors: for each rank its parameters, buffers and constants.
+        inputs: for each rank the batch's tensors by name, the same for all.
         key: a context entered around each random op.
         values: names of the values to return; the loss and the outputs when left out.
         functions: as in `run_graph`.
         order: as in `run_graph`.
-        leaves: for each member what `leaf` is in `run_graph`.
+        leaves: for each rank the argument `leaf` of `run_graph`.
 
     Returns:
-        For each member value by name. Gradients flow across members: take them for all at once.
+        For each rank value by name. Gradients flow across ranks: take them for all at once.
     """
     first = graphs[0]
     wanted = list(values if values is not None else [*filter(None, [first.loss]), *first.outputs])
@@ -104,7 +104,7 @@ Move = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class _How:
-    """Operation of members on a value forward, and on its gradient backward."""
+    """Operation of TP ranks on a value forward, and on its gradient backward."""
 
     forward: Move
     backward: Move
@@ -123,7 +123,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Noted, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Members run the same code: where it gives one of them no gradient, it gives none any."""
+        """All ranks run the same code: either each rank has a gradient, or none has."""
         found = [gradient for gradient in gradients if gradient is not None]
         return (None, *(ctx.how.backward(found) if found else gradients))
 
@@ -161,7 +161,7 @@ def _same(given: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _added(given: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Add in rank order; each member has a sum of its own."""
+    """Add in rank order; each rank has a sum of its own."""
     total = added(given)
     return [total.clone() for _ in given]
 
@@ -180,7 +180,7 @@ def _own(
 def _own_sum(
     dim: int, inner: Inner, lengths: Sequence[int], given: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Add in rank order; each member has its part of the sum."""
+    """Add in rank order; each rank has its part of the sum."""
     return _own(dim, inner, lengths, [added(given)] * len(given))
 
 

@@ -1,9 +1,9 @@
 """Whether two sets of gradients are the same but for rounding.
 
-Backward passes that add in another order give other last digits. A gradient is taken as the same
-when it lies within a few units of its element type, or else when it is as near to the exact one (of
-the module in float64) as the module's own: where numbers cancel, both are far from it. This file
-knows gradients; it knows no graphs.
+Backward passes that add in another order give other last digits. A gradient is the same when it is
+within a few units of its element type. It is also the same when it is as near to the exact one (of
+the module in float64) as the module's own. Where numbers cancel, both are far from the exact one.
+This file knows gradients; it knows no graphs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def coarsest(dtypes: Iterable[torch.dtype]) -> float:
 
 
 def allowed(unit: float) -> float:
-    """Return by how much a gradient may differ, as a share of its largest entry."""
+    """Return the allowed difference of a gradient, relative to its largest entry."""
     return _UNITS * unit if unit > _FLOAT32 else _SINGLE
 
 
@@ -60,8 +60,8 @@ def differences(
         found: to compare with it.
         unit: of rounding, `coarsest`.
         exact: computes the exact gradients, None when it cannot; called once, when needed.
-        found_exactly: computes those to compare in float64, likewise: of two that are alike there
-            the one may have rounded luckily, and the other not.
+        found_exactly: computes `found` in float64, likewise. Of two that are equal there, one may
+            be rounded well by chance.
     """
     largest = cache(lambda: max((size(g) for g in expected.values()), default=0.0))
     right = cache(lambda: _alike(expected, exact(), unit))
@@ -102,7 +102,7 @@ def _are_alike(one: Gradients | None, other: Gradients | None, name: str) -> boo
 
 
 def _alike(expected: Gradients, exact: Gradients | None, unit: float) -> Gradients | None:
-    """Return the exact gradients when they are those of the same computation."""
+    """Return the exact gradients, unless they are too far off to be of the same computation."""
     if exact is None:
         return None
     off = math.hypot(*(_norm(want, exact.get(name)) for name, want in expected.items()))
@@ -111,7 +111,7 @@ def _alike(expected: Gradients, exact: Gradients | None, unit: float) -> Gradien
 
 
 def relative(one: Tensor | None, other: Tensor | None) -> float:
-    """Return the largest difference as a share of the largest entry of both."""
+    """Return the largest difference relative to the largest entry of both."""
     return distance(one, other) / (max(size(one), size(other)) or 1.0)
 
 
@@ -160,11 +160,11 @@ def size(gradient: Tensor | None) -> float:
 def exact_gradients(
     step: nn.Module, model: nn.Module, tensors: Sequence[Tensor], names: Sequence[str], seed: int
 ) -> Gradients | None:
-    """Return the gradients of a step's first result in float64, None when it cannot be run so.
+    """Return the gradients of a step's first result in float64, None when that cannot run.
 
     Args:
         step: returns (loss, ...); it is copied.
-        model: the part of it whose parameters are named.
+        model: the part of the step with the named parameters.
         tensors: of the batch.
         names: of parameters.
         seed: of torch.

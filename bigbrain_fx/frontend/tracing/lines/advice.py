@@ -21,7 +21,7 @@ COMPILED = "torch.compile is left out: stages run eagerly; split --compile compi
 
 
 def advice(wrong: str, graph: Graph) -> str:
-    """Say what most often makes a trace differ in this way."""
+    """Return the most frequent cause of such a difference, as advice."""
     if "backward writes" in wrong:
         return (
             "write it in forward, under torch.no_grad(): devices run forwards of later "
@@ -66,7 +66,7 @@ _PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
 
 
 def first_remedy(error: Exception) -> str:
-    """Say what to do first where plain PyTorch fails, too; or why it may not do so elsewhere."""
+    """Return the first remedy where plain PyTorch fails, too, or why it may run elsewhere."""
     if "'dict' object has no attribute" in str(error):
         return (
             "a batch that is a dict of any kind comes as a plain one: read batch['x'] for batch.x, "

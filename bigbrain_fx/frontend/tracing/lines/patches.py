@@ -2,8 +2,8 @@
 
 A trace does not see torch's own `.data`. One thing differs: autograd does not count a write through
 `.data`. If a backward reads a value that was written so, the trace's gradients are not the model's,
-and the comparison of both says so. Without a comparison, `.data` is refused. Public code that has
-it: MoCo's key encoder, `param_k.data = param_k.data * self.m + param_q.data * (1. - self.m)`.
+and the comparison of both reports that. Without a comparison, `.data` is refused. Public code that
+has it: MoCo's key encoder, `param_k.data = param_k.data * self.m + param_q.data * (1. - self.m)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN: Any = torch._C.TensorBase.data
 
 @contextlib.contextmanager
 def data_seen() -> Iterator[list[str]]:
-    """Let a trace see what the user's lines read and write by `.data`; yield those lines."""
+    """Let a trace see reads and writes of `.data` in the user's lines; yield these lines."""
     seen: list[str] = []
 
     def read(self: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Assumptions that dice alone decide: rolled a thousand times before they are believed.
+"""Assumptions that random numbers alone decide: drawn a thousand times before they are accepted.
 
 `if torch.rand([]) < layerdrop:` may well go one way in a few runs; its ops cost microseconds, so
 they are run alone. This file knows graphs; it knows nothing of how they came to be.
@@ -23,10 +23,10 @@ ROLLS = 1000
 
 
 def wrong_bet(graph: Graph, tensors: Mapping[str, Tensor]) -> Op | None:
-    """Return an assumption that does not always hold though nothing but dice decides it.
+    """Return an assumption that random numbers alone decide, and that does not always hold.
 
     Args:
-        graph: symbolic or not; its sizes must not matter to what is tried.
+        graph: symbolic or not; its sizes must not affect the tried ops.
         tensors: the model's, by name.
     """
     for op in graph.ops:
@@ -38,7 +38,7 @@ def wrong_bet(graph: Graph, tensors: Mapping[str, Tensor]) -> Op | None:
 
 
 def without_settled(graph: Graph) -> Graph:
-    """Drop assumptions on constants alone, with what only they read: they held in the trace."""
+    """Drop assumptions on constants alone, which held in the trace, and the ops only for them."""
     while any(op.checks for op in graph.ops):
         read = {ref for op in graph.ops for ref in op.refs} | {*graph.outputs, graph.loss}
         kept = tuple(op for op in graph.ops if not _is_settled(graph, op, read))
@@ -69,7 +69,7 @@ def _is_constant(graph: Graph, op: Op) -> bool:
 
 
 def _cone(graph: Graph, op: Op) -> Graph | None:
-    """Return the ops behind an assumption, when dice are all that they depend on."""
+    """Return the ops behind an assumption, when these depend on random numbers alone."""
     wanted, pending = {op.name}, list(op.refs)
     while pending:
         name = pending.pop()

@@ -1,8 +1,8 @@
-"""Questions of the user's lines about rows and lengths: a trace with free ones keeps one answer.
+"""Guards: conditions on rows and lengths in the user's lines, of which a trace has one outcome.
 
-`int(1.25 * x.shape[0] / 4)` is a number of the trace's own rows, and a branch on `x.shape[0] % 4`
-is taken as there; torch notes both as guards, and lets a trace with them pass as free.
-This file knows torch's guards and symbols; it runs nothing.
+`int(1.25 * x.shape[0] / 4)` is a constant of the trace's rows, and a branch on `x.shape[0] % 4` is
+taken as in the trace. PyTorch records both as guards, and accepts a trace with them as free. This
+file knows torch's guards and symbols; it runs nothing.
 
 Three steps may have no row over the capacity. Public code that has it: switch transformers,
 `capacity = int(self.capacity_factor * len(x) / self.n_experts)`.
@@ -27,11 +27,11 @@ AskedOfLengths = tuple[str, Callable[[Mapping[str, int]], bool]]
 
 
 def in_guards(program: ExportedProgram, lengths: Mapping[Any, str]) -> tuple[Asked, ...]:
-    """Return what the user's own lines asked: where, and whether it holds for so many rows.
+    """Return the guards of the user's own lines: place, and whether each holds for so many rows.
 
     Args:
         program: as exported.
-        lengths: the symbols of free lengths, which are the longest here, and their names.
+        lengths: the symbols of free lengths, taken as the longest, and their names.
     """
     most = {symbol: longest(name) for symbol, name in lengths.items()}
     return tuple((line, _held(asked.xreplace(most))) for line, asked in _guards(program))
@@ -40,7 +40,7 @@ def in_guards(program: ExportedProgram, lengths: Mapping[Any, str]) -> tuple[Ask
 def of_lengths(
     program: ExportedProgram, lengths: Mapping[Any, str], rows: int
 ) -> tuple[AskedOfLengths, ...]:
-    """Return what the user's own lines asked of free lengths, likewise, of a batch of so many rows.
+    """Return the guards of the user's own lines on free lengths, for a batch of so many rows.
 
     Args:
         program: as exported.
@@ -67,7 +67,7 @@ def _held_of(
 
 
 def _guards(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
-    """Yield each line of the user's that asked something of a size, and what."""
+    """Yield each line of the user's that has a guard on a size, and the guard."""
     env = env_of(program)
     for guard in () if env is None else env.guards:
         place = guard.sloc.framework_loc
@@ -76,12 +76,12 @@ def _guards(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
 
 
 def goes_by_length(asked: Sequence[AskedOfLengths], lengths: Iterable[str]) -> str | None:
-    """Say which line does otherwise in a shorter batch.
+    """Name the line that takes another way in a shorter batch.
 
     A length of one is left out: no run has it.
 
     Args:
-        asked: of a trace with free lengths.
+        asked: guards of a trace with free lengths.
         lengths: their names.
     """
     names = sorted(set(lengths))
@@ -94,17 +94,17 @@ def goes_by_length(asked: Sequence[AskedOfLengths], lengths: Iterable[str]) -> s
 
 
 def _held(asked: Any) -> Callable[[int], bool]:  # noqa: ANN401  # sympy ships no types
-    """Return whether a guard holds; one that is no yes or no was asked of data."""
+    """Return a test of a guard for a number of rows; a guard on data passes."""
     return lambda rows: asked.subs(dict.fromkeys(asked.free_symbols, rows)) != False  # noqa: E712
 
 
 def goes_by_rows(asked: Sequence[Asked], rows: int, refusal: Callable[[int], object]) -> str | None:
-    """Say which line does otherwise with fewer rows, as a micro-batch has.
+    """Name the line that takes another way with fewer rows, as a micro-batch has.
 
     One row is left out: torch takes its answers for two or more, and it is run and compared.
 
     Args:
-        asked: of a trace with free rows.
+        asked: guards of a trace with free rows.
         rows: of the batch.
         refusal: the error of the model itself where it does not run on so many, else None.
     """

@@ -1,11 +1,11 @@
-"""Questions to data that plain runs ask and a trace does not: what follows from them is baked in.
+"""Queries of tensors' numbers that plain runs make and a trace does not: a trace has one outcome.
 
-    try: big = float(loss) > 20        a trace raises there, and the user's own `except` hears it
+    try: big = float(loss) > 20        raises in a trace, and the user's own `except` catches that
     except Exception: big = False
-    if not is_compiling() and h.isnan().any():    a trace is told that it is one
+    if not is_compiling() and h.isnan().any():    is_compiling() is true in a trace
 
-Only lines of the user's own that ask torch directly count: a library that asks less while it is
-traced takes the general way. This file compares lines; it runs nothing.
+Only lines of the user's own that query torch directly count: a library that queries less in a trace
+takes the general path. This file compares lines; it runs nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Line = tuple[str, int]
 
 @dataclass
 class Asked(TorchFunctionMode):
-    """The lines that ask a tensor for its numbers, and those that then get no answer.
+    """The lines that read a tensor's numbers, and the lines that fail to.
 
     Attributes:
-        whole: code that runs as it is in a bundle, too: what it asks is not in the trace.
-        answered: with the innermost module in whose lines it was; None in the loss.
-        said: lines that only print or log, which a trace is told ones.
+        whole: opaque code, which runs as it is in a bundle: its queries are not in the trace.
+        answered: lines, each with the innermost module that has it; None in the loss.
+        said: lines that only print or log: a trace gives them ones.
     """
 
     whole: frozenset[CodeType] = frozenset()
@@ -82,7 +82,7 @@ class Asked(TorchFunctionMode):
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
     ) -> object:
-        """Tell a line that only says: no number of a trace is asked, nor is one missed there."""
+        """Answer a line that only prints: a trace has no number for it, and it needs none."""
         first = args[0]
         if not self._traces or not isinstance(first, Tensor):
             return func(*args, **kwargs)
@@ -90,7 +90,7 @@ class Asked(TorchFunctionMode):
         return number_for(func, first, args[1:])
 
     def _line(self, frame: FrameType | None) -> Line | None:
-        """Return the line of the user's own that asks; None where a library's does, or one kept."""
+        """Return the line of the user's own that queries; None for a library's or an opaque one."""
         if frame is None or not is_own(frame.f_code.co_filename):
             return None
         if any(outer.f_code in self.whole for outer in _outwards(frame)):
@@ -99,7 +99,7 @@ class Asked(TorchFunctionMode):
 
     @contextlib.contextmanager
     def formatting(self) -> Iterator[None]:
-        """Answer lines that only say a number in text; torch tells no mode of a format."""
+        """Answer lines that only format a number as text; no torch mode sees a format."""
         own = Tensor.__format__
 
         def formatted(tensor: Tensor, spec: str) -> str:
@@ -116,7 +116,7 @@ class Asked(TorchFunctionMode):
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Note, too, what numbers of a trace are asked for and cannot tell."""
+        """Record, too, the numbers of a trace that lines request in vain."""
         self._traces = True
         own = getattr(ShapeEnv, _MAKES_ERROR, None)
         if own is None:  # of another torch: what is asked for is heard all the same
@@ -148,7 +148,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _module(frame: FrameType) -> object:
-    """Return the module whose method a frame of the user's own runs."""
+    """Return the module that a frame of the user's own is a method of."""
     own = is_own(frame.f_code.co_filename)
     found = frame.f_locals.get("self") if own else None
     return found if isinstance(found, nn.Module) else None
@@ -156,7 +156,7 @@ def _module(frame: FrameType) -> object:
 
 @contextlib.contextmanager
 def both(one: contextlib.AbstractContextManager[object], asked: Asked) -> Iterator[None]:
-    """Listen to questions after `one` does: who listens last hears first."""
+    """Enter both modes: the one entered last sees a call first."""
     with one, asked:
         yield
 
@@ -171,7 +171,7 @@ def code_of(function: object) -> CodeType | None:
 
 
 def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:
-    """Refuse a model whose lines ask data in plain runs, and not in a trace.
+    """Refuse a model with lines that read data in plain runs, and not in a trace.
 
     Raises:
         CaptureError: names the line.
@@ -241,7 +241,7 @@ def _says(call: ast.expr) -> bool:
 
 
 def _is_harmless(node: ast.AST) -> bool:
-    """Whether a part of what is printed binds no name and calls nothing but torch's own."""
+    """Whether a part of a printed expression binds no name and calls nothing but torch's own."""
     if not isinstance(node, ast.Call):
         return not isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom)
     match node.func:
@@ -254,7 +254,7 @@ def _is_harmless(node: ast.AST) -> bool:
 
 
 def number_for(func: Callable[..., object], tensor: Tensor, rest: tuple[object, ...]) -> object:
-    """Return what a line that only says is told: ones, in the form in which it asks."""
+    """Return the substitute for a line that only prints: ones, of the call's type."""
     kind = tensor.dtype
     one = 1.0 if kind.is_floating_point else 1j if kind.is_complex else 1
     if func.__name__ == "__format__":

@@ -1,8 +1,8 @@
-"""Choice of the statements of a forward that are to be opaque: by a refusal, or by their state.
+"""Choice of a forward's opaque statements: by a refusal, or by their state.
 
     a refusal of a line     ─▶ its statement ─▶ refused for what they are given: more before them
                                                 for what they give: more behind them
-    attributes assigned     ─▶ all statements that assign or read these
+    attributes assigned     ─▶ all statements that assign or read them
 
 This file knows refusals and texts; it knows no traces.
 """
@@ -25,15 +25,15 @@ OF_GIVEN = ("BX0141a", "BX0140j")
 
 
 def span_around(model: nn.Module, error: BaseException, wholes: Sequence[str]) -> Span | None:
-    """Return the statements of a forward that an error is about, with those kept whole already.
+    """Return the statements of a forward that an error names, with the opaque ones so far.
 
     Args:
         model: the user's.
-        error: why no trace holds the model, or why the statements that are kept whole do not do.
-        wholes: paths of those.
+        error: why no trace holds the model, or why the opaque statements do not suffice.
+        wholes: paths of the opaque statements.
 
     Returns:
-        None where no forward of the user's has a line of it.
+        None where the error names no line of a forward of the user's.
     """
     before = [span for span in (span_of(model, path) for path in wholes) if span]
     found = _at_frames(model, error) or _at_line(model, error) or (None, *before)[-1]
@@ -50,7 +50,7 @@ def span_around(model: nn.Module, error: BaseException, wholes: Sequence[str]) -
 
 
 def _joined(span: Span, other: Span, *, before_it: bool) -> Span:
-    """Return both; of the same statements more, before what they are given, or after."""
+    """Return both spans; for equal ones, a larger span, before their inputs or after."""
     if other.contains(span):
         ends = other.last == len(other.forward.body)
         goes_back = other.first > 1 and (before_it or ends)

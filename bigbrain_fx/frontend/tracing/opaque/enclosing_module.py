@@ -1,11 +1,11 @@
-"""The smallest module around what no trace can hold, kept whole of itself: as `--opaque` would.
+"""Choice of the smallest opaque module around code that no trace holds, as `--opaque` would choose.
 
-    refused in blocks.0.experts ─▶ every Experts is a leaf ─▶ still refused: the Block around it
+    refused in blocks.0.experts ─▶ every Experts is opaque ─▶ still refused: the Block around it
     refused in the model itself ─▶ its modules are traced, the lines of its forward that follow are
-                                   one op ─▶ still refused: so are those before each module
+                                   one op ─▶ still refused: so are the lines before each module
 
-A loop over the experts that were hit, a matcher, a number read in Python: a part of a forward that
-is otherwise fine. This file knows modules and refusals; it knows no traces.
+Such code is a loop over the experts that were hit, a matcher, or a number read in Python. The rest
+of the forward is traced. This file knows modules and refusals; it knows no traces.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeptWhole:
     """Opaque parts of a model.
 
     Attributes:
-        leaves: modules, by path or class, and lines of forwards, by the path of what they become.
+        leaves: modules, by path or class, and lines of forwards, by the path of their new module.
         tried: how often lines of a forward were opaque that no refusal names.
     """
 
@@ -64,17 +64,17 @@ def enclosing(
     apart: Sequence[tuple[str, str]] = (),
     stateful: Sequence[str] = (),
 ) -> _Found:
-    """Make an attempt; where it is refused for a part of the model, keep that part whole.
+    """Make an attempt; where it is refused for a part of the model, make that part opaque.
 
     Args:
         model: the user's.
-        leaves: what is kept whole in any case.
-        attempt: captures with parts kept whole.
-        apart: modules that a trace was found to hold otherwise than they are, by path, and how.
-        stateful: modules whose calls go by what they have left in attributes.
+        leaves: modules that are opaque in any case.
+        attempt: captures with opaque parts.
+        apart: modules whose trace differs from them, by path, with the difference.
+        stateful: modules whose calls depend on attributes of earlier calls.
 
     Raises:
-        BigBrainError: the first refusal, where no part of the model can be kept instead.
+        BigBrainError: the first refusal, where no part of the model can be opaque instead.
     """
     first: BigBrainError | None = None
     whole = KeptWhole((*leaves, *stateful))
@@ -103,7 +103,7 @@ def enclosing(
 def _more(
     model: nn.Module, whole: KeptWhole, error: BigBrainError, given: int, *, is_first: bool
 ) -> KeptWhole | None:
-    """Return what to keep whole next: less of the model where that may do; None to give up."""
+    """Return the next opaque parts: the smallest that may suffice; None to give up."""
     shared = getattr(error, "inside", None) if error.code == NOT_APART else None
     if isinstance(shared, str):  # by these lines and others: both may call it where it is opaque
         return KeptWhole((*whole.leaves, shared), whole.tried)
@@ -121,7 +121,7 @@ def _more(
 def _around(
     model: nn.Module, whole: KeptWhole, path: str, given: int, error: BigBrainError | None = None
 ) -> KeptWhole | None:
-    """Return the same with a module or its lines kept whole; with more where these are already."""
+    """Return the parts with a module or its lines opaque; with more where these are already."""
     path = path.rpartition(".")[0] if path in whole.leaves[given:] else path  # it did not do
     if not path or _is_most(model, path):
         kept = whole.leaves[given:]
@@ -176,7 +176,7 @@ def _path_of(model: nn.Module, error: BigBrainError) -> str:
 
 
 def _alike(model: nn.Module, path: str) -> list[str]:
-    """Return the path and those of the other modules of its class: layers are alike."""
+    """Return the path and the paths of the other modules of its class: layers are identical."""
     kind = type(model.get_submodule(path))
     others = (p for p, part in model.named_modules() if type(part) is kind and p)
     return list(dict.fromkeys((path, *others)))

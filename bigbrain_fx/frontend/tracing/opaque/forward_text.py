@@ -44,8 +44,8 @@ class Forward:
 
     Attributes:
         path: of the module in the model.
-        function: as the file has it, without wrappers.
-        node: its text, with the lines of the file and its decorators.
+        function: without wrappers, as in the file.
+        node: its syntax tree, with the lines of the file and its decorators.
     """
 
     path: str
@@ -145,9 +145,9 @@ class Forward:
 
 @dataclass(frozen=True)
 class Span:
-    """Some statements of a forward: from the first to the last, counted from 1.
+    """A range of statements of a forward: from the first to the last, counted from 1.
 
-    Those `without` do not depend on the ones before them, and run first.
+    Statements in `without` do not depend on the ones before them, and run first.
     """
 
     forward: Forward
@@ -184,7 +184,7 @@ class Span:
         return [*self.before, *self.forward.body[self.last :]]
 
     def needing(self, numbers: Collection[int]) -> Span:
-        """Return the same without what may run before, of statements that nobody needs there."""
+        """Return the span without statements that may run before it and that it does not need."""
         without, own = list[int](), self.forward.own
         for number in (n for n in range(self.first + 1, self.last) if n not in numbers):
             each = self.forward.body[number - 1]
@@ -222,13 +222,13 @@ class Span:
         return other is not None and self.contains(other)
 
     def with_statement(self, number: int) -> Span:
-        """Return the same with another statement, and with what is between."""
+        """Return the span with another statement, and the statements between."""
         return replace(self, first=min(self.first, number), last=max(self.last, number))
 
     def whole(self) -> Span:
-        """Return the same with all statements that share attributes which these assign.
+        """Return the span with all statements that share attributes which its own assign.
 
-        A module has its attributes for itself. What may return ends the forward.
+        A module has its attributes for itself. A statement that may return ends the forward.
         """
         nodes = [node for each in self.statements for node in ast.walk(each)]
         ends = any(isinstance(node, ast.Return) for node in nodes)
@@ -243,7 +243,7 @@ class Span:
         return span
 
     def sharing(self) -> list[int]:
-        """Return the numbers of the statements that share attributes with what these assign."""
+        """Return the numbers of the statements that share attributes which the span assigns."""
         own = self.forward.own
         kept = attributes(self.statements, own, ast.Store)
         read = attributes(self.statements, own)

@@ -1,11 +1,11 @@
-"""Calls of modules, and what they are given, each as a statement of its own.
+"""Hoisting: calls of modules, and their arguments, each as a statement of its own.
 
     return self.head(pool(self.body(x)))        body = self.body(x)
                                           ─▶    given = pool(body)
                                                 return self.head(given)
 
-The order in which Python evaluates is kept: what is evaluated before such a call is names and
-attributes alone. This file knows Python's syntax.
+Python's order of evaluation is preserved: only names and attributes are evaluated before such a
+call. This file knows Python's syntax.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _AS_IS = ast.Name | ast.Constant | ast.Attribute
 
 
 def hoisted(statement: ast.stmt, own: str, taken: set[str]) -> list[ast.stmt]:
-    """Return a statement behind those that call modules for it.
+    """Return a statement after new statements for its calls of modules.
 
     Args:
         statement: of a function.
-        own: what it calls the module whose attributes are called, "self".
-        taken: names of the function; takes those of the results, too.
+        own: the function's name for its module, "self".
+        taken: names of the function; the results' names are added.
     """
     before = list[ast.stmt]()
     value: Any = getattr(statement, "value", None)
@@ -49,7 +49,7 @@ def hoisted(statement: ast.stmt, own: str, taken: set[str]) -> list[ast.stmt]:
 
 
 def _first_part(value: ast.expr, own: str) -> ast.expr | None:
-    """Return the call of a module that is evaluated first, or what such a call is given."""
+    """Return the first evaluated call of a module, or the argument of such a call."""
     call = next(_calls(value), None)
     if call is not value and is_call_of(call, own):
         return call
@@ -69,14 +69,14 @@ def _name_of(part: ast.expr, own: str) -> str:
 
 
 def is_call_of(node: object, own: str) -> TypeGuard[ast.Call]:
-    """Whether it is a call of what an attribute has: self.embed(x)."""
+    """Whether a node is a call of an attribute's value: self.embed(x)."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
     return isinstance(node.func.value, ast.Name) and node.func.value.id == own
 
 
 def _calls(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is called, in the order of evaluation; what may not be evaluated ends it."""
+    """Yield the calls in the order of evaluation, up to an expression that may not be evaluated."""
     if not isinstance(node, _IN_ORDER):
         yield node
         return

@@ -6,8 +6,8 @@
         _, h = self.rnn(p)                           return self.head(h)
         return self.head(h)
 
-The statements take the names that they read and give those that are read after them. This file
-knows Python's syntax and modules; it knows no traces.
+The statements take the names that they read, and return the names that are read after them. This
+file knows Python's syntax and modules; it knows no traces.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _compiled(node: ast.stmt, forward: Forward, name: str) -> Any:  # noqa: ANN4
 
 
 def _class_node(span: Span) -> ast.ClassDef:
-    """Return the text of the module's class."""
+    """Return the syntax tree of the module's class."""
     forward, own = span.forward, span.forward.own
     arg = [ast.arg(name) for name in (own, *span.given)]
     body = [

@@ -57,14 +57,14 @@ class Facts:
     """Inputs and results of one call of an opaque module.
 
     Attributes:
-        given: shapes of the tensors that it was given, its own left out.
+        given: shapes of the tensors among its arguments.
         result: the result, encoded. tensors: shape, strides and type of each tensor in it.
-        random: it drew random numbers. written: numbers of the tensors that it wrote into.
-        views: for each output tensor the number of the given one whose storage it shares, or None.
-        fixed: numbers of output tensors that carry no gradient.
-        left: attributes that it left for others to read: their values are in `result`, behind what
-            came out.
-        state: attributes that its next call goes by.
+        random: whether it drew random numbers. written: indices of the tensors that it wrote into.
+        views: for each output tensor the index of the argument that it is a view of, or None.
+        fixed: indices of output tensors without a gradient.
+        left: attributes that it set for later readers: their values are in `result`, after the
+            results.
+        state: attributes that its next call depends on.
     """
 
     given: tuple[tuple[Size, ...], ...]
@@ -80,10 +80,10 @@ class Facts:
 
 @dataclass
 class Leaves:
-    """The leaf modules of one capture, by path, and the facts of their calls.
+    """The opaque modules of one capture, by path, and the facts of their calls.
 
-    `known` has for each number of rows the facts of every call, by path. `stateful` are those that
-    go by what their calls leave in attributes, by path; None: nobody knows.
+    `known` has for each number of rows the facts of every call, by path. `stateful` are the modules
+    with calls that depend on attributes of earlier calls, by path; None: not known.
     """
 
     modules: Mapping[str, nn.Module]
@@ -93,12 +93,12 @@ class Leaves:
     within: bool = False  # a leaf runs: what it calls is not the trace's
 
     def __bool__(self) -> bool:
-        """Whether anything is kept whole."""
+        """Whether the capture has an opaque module."""
         return bool(self.modules)
 
     @contextmanager
     def observed(self, rows: int) -> Iterator[None]:
-        """Note every call of a leaf in a plain run of so many rows."""
+        """Record every call of an opaque module in a plain run of so many rows."""
         self.seen = {path: [] for path in self.modules}
         with ExitStack() as stack:
             for path, module in self.modules.items():
@@ -118,7 +118,7 @@ class Leaves:
         self.known[rows] = now
 
     def _goes_by_state(self, path: str, module: nn.Module) -> bool | None:
-        """Return whether a leaf's calls go by its attributes; None: nobody knows."""
+        """Return whether an opaque module's calls depend on its attributes; None: not known."""
         if isinstance(module, ForwardLines) and module.keeps:
             return True
         if self.stateful is None:
@@ -129,7 +129,7 @@ class Leaves:
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """Let calls of leaves draw random numbers that nobody outside notices."""
+        """Let calls of opaque modules draw random numbers without an effect outside."""
         with ExitStack() as stack:
             for module in self.modules.values():
                 stack.enter_context(_in_place(module, _Unheard))
@@ -137,9 +137,9 @@ class Leaves:
 
     @contextmanager
     def stood_in(self, keeper: Keeper, sizes: Sequence[int]) -> Iterator[None]:
-        """Make one node of every call of a leaf that is traced meanwhile.
+        """Make one node of every call of an opaque module in a trace.
 
-        `sizes` are the batch sizes whose facts hold for the trace.
+        `sizes` are the batch sizes of the facts that hold for the trace.
         """
         with ExitStack() as stack:
             for path, module in self.modules.items():
@@ -150,7 +150,7 @@ class Leaves:
 
 
 def with_views_of(calls: Sequence[Facts], others: Sequence[Facts]) -> list[Facts]:
-    """Return calls whose results are views where those of others are: a layer may be skipped."""
+    """Return calls with results that are views where other calls' are: a layer may be skipped."""
     if len(calls) != len(others):
         return [*calls]
     return [
@@ -166,13 +166,13 @@ def _either(view: int | None, other: int | None) -> int | None:
 
 
 def _has(path: str, stateful: Sequence[str]) -> bool:
-    """Whether a module is one of those with state, is in one or has one inside."""
+    """Whether a module has state, or is within or around a module with state."""
     return is_within(path, stateful) or any(is_within(other, (path,)) for other in stateful)
 
 
 @dataclass
 class _Own:
-    """A leaf as the user made it: its own forward and hooks come back for a call."""
+    """An opaque module as the user made it: its own forward and hooks come back for a call."""
 
     module: nn.Module
     forward: Callable[..., object]
@@ -193,7 +193,7 @@ class _Own:
     def facts_of_call(
         self, tensors: Mapping[str, Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> tuple[object, Facts]:
-        """Call it so and note what it does, and which attributes it leaves."""
+        """Run such a call and record its effects, and the attributes that it sets."""
 
         def run() -> tuple[object, dict[str, object]]:
             before, reads = plain_attributes(self.module), TensorReads()
@@ -229,19 +229,19 @@ def _in_place(
 
 @dataclass
 class _Unheard:
-    """Runs a leaf; the generators of Python and NumPy are as they were afterwards."""
+    """Runs an opaque module, then restores the generators of Python and NumPy."""
 
     own: _Own
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Run the leaf as it is."""
+        """Run the opaque module as it is."""
         with random_state_kept(), untraced():
             return self.own.call({}, args, kwargs)
 
 
 @dataclass
 class _Observer:
-    """Runs a leaf and notes the facts."""
+    """Runs an opaque module and records the facts."""
 
     own: _Own
     leaves: Leaves
@@ -249,7 +249,7 @@ class _Observer:
     goes_by_state: bool | None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Run the leaf as it is."""
+        """Run the opaque module as it is."""
         if self.leaves.within:
             return self.own.call({}, args, kwargs)
         self.leaves.within = True
@@ -301,7 +301,7 @@ class _Observer:
 def facts_of(
     run: Callable[[], object], nest: object, own: Sequence[Tensor]
 ) -> tuple[object, Facts]:
-    """Run a leaf and note what it does to what it is given."""
+    """Run an opaque module and record its effects on its arguments."""
     given: list[Tensor] = []
     place(nest, given)
     tensors = [*given, *own]
@@ -335,7 +335,7 @@ def _differ(before: Tensor | None, now: Tensor | None) -> bool:
 
 
 def _numbers(tensor: Tensor) -> Tensor | None:
-    """Return a copy of a buffer's bytes; None of what has a gradient, or no numbers.
+    """Return a copy of a buffer's bytes; None for a tensor with a gradient, or without numbers.
 
     torch does not note in a tensor's version that F.batch_norm writes its running statistics.
     """
@@ -346,7 +346,7 @@ def _numbers(tensor: Tensor) -> Tensor | None:
 
 @dataclass
 class _StandIn:
-    """Makes one node of each call of a leaf; `facts` has a list of calls for each batch size."""
+    """Makes one node of each call of an opaque module; `facts` has calls by batch size."""
 
     own: _Own
     path: str
@@ -377,7 +377,7 @@ class _StandIn:
         return result
 
     def _names(self, own: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of its tensors in the model; those of lines are their owner's."""
+        """Return the names of its tensors in the model; lines have their owner's tensors."""
         module = self.own.module
         path = module.owner if isinstance(module, ForwardLines) else self.path
         return tuple(f"{path}.{key}".removeprefix(".") for key in own)
@@ -408,7 +408,7 @@ class _StandIn:
 
 
 def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int) -> list[Tensor]:
-    """Note the facts in the call; return what comes out as tensors without numbers."""
+    """Record the facts in the call; return its results as tensors without numbers."""
     inputs = [i for i in facts.written if i < given]
     if inputs:
         raise CaptureError(
@@ -433,8 +433,8 @@ def fitted(runs: Sequence[Facts], shapes: Sequence[tuple[Size, ...]], path: str)
 
     Args:
         runs: the same call at one batch size, or at three.
-        shapes: of what the call is given in the trace.
-        path: of the leaf, for errors.
+        shapes: of the call's arguments in the trace.
+        path: of the opaque module, for errors.
 
     Raises:
         CaptureError: a size does not grow evenly with the batch.
@@ -469,7 +469,7 @@ def _no_sizes(facts: Facts) -> tuple[Spec, ...]:
 def _known(
     runs: Sequence[Facts], shapes: Sequence[tuple[Size, ...]]
 ) -> Iterator[tuple[tuple[int, ...], Size]]:
-    """Yield how big each given size was in the runs and what it is in the trace, where it grows."""
+    """Yield each growing size of the arguments: its values in the runs, and in the trace."""
     for i, here in enumerate(shapes):
         for j, size in enumerate(here):
             sizes = tuple(int(facts.given[i][j]) for facts in runs)

@@ -1,8 +1,8 @@
-"""Rules for an opaque module, checked in plain runs: its tensors, its calls, what it asks autograd.
+"""Rules for an opaque module, checked in plain runs: its tensors, calls and uses of autograd.
 
     buffers written in place, read as copies  ─▶ kept      anything else ─▶ refused
 
-This file knows modules and what autograd saves; it knows no traces and no graphs.
+This file knows modules and autograd's saved tensors; it knows no traces and no graphs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def require_found(
     module: nn.Module, before: Mapping[str, Tensor], left: Collection[str] = ()
 ) -> None:
-    """Refuse a leaf that keeps state where a bundle cannot find it.
+    """Refuse an opaque module that stores state where a bundle cannot find it.
 
     Args:
-        module: the leaf.
+        module: the opaque one.
         before: its own tensors before the call.
-        left: attributes that the call leaves for others to read.
+        left: attributes that the call sets for later readers.
 
     Raises:
         CaptureError: names the tensor.
@@ -63,10 +63,10 @@ _SPARSE_BUFFERS = (
 
 
 def require_tensors(module: nn.Module, result: Arg, state: Sequence[str]) -> None:
-    """Refuse lines that go by state and give something else than tensors: each call gives another.
+    """Refuse lines that depend on state and give other values than tensors: these change by call.
 
     Raises:
-        CaptureError: a trace would keep what the first call gave.
+        CaptureError: a trace would have the first call's values for ever.
     """
     leaves: list[object] = []
     decode(result, leaves.append)
@@ -80,12 +80,12 @@ def require_tensors(module: nn.Module, result: Arg, state: Sequence[str]) -> Non
 
 
 def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: object) -> None:
-    """Refuse a leaf whose backward reads what the next micro-batch's forward would write.
+    """Refuse an opaque module with a backward that reads what a later micro-batch's forward writes.
 
     Args:
-        module: the leaf.
+        module: the opaque one.
         written: its own tensors that a call has written into, by name.
-        result: what the call gave.
+        result: of the call.
 
     Raises:
         CaptureError: names the tensor.
@@ -107,9 +107,9 @@ def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: obj
 
 
 def _saved_by(results: list[Tensor]) -> Iterator[Tensor]:
-    """Yield what the nodes behind some results have saved.
+    """Yield the saved tensors of the autograd nodes behind some results.
 
-    Not by saved_tensors_hooks: torch.func, which a leaf may use, takes none around it.
+    It does not use saved_tensors_hooks: torch.func, which opaque code may use, allows none.
     """
     for node in behind([tensor.grad_fn for tensor in results]):
         for name in ("saved_tensors", *(n for n in dir(node) if n.startswith("_saved_"))):
@@ -139,7 +139,7 @@ def given_otherwise(path: str) -> CaptureError:
 
 
 def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
-    """Say what two runs at one batch size differ in."""
+    """Return the difference of two runs at one batch size."""
     path = next(path for path in before if before[path] != now[path])
     pairs = [*zip(before[path], now[path], strict=False)]
     if any(one.given != other.given for one, other in pairs):
@@ -164,7 +164,7 @@ def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) 
 
 
 def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
-    """Say what runs differ in that give tensors of the same shapes, and what to do."""
+    """Return the difference of runs with results of the same shapes, and a remedy."""
     if any(one.fixed != other.fixed for one, other in pairs):
         return (
             "gives what needs no gradient for some data, and what needs one for other data",
@@ -183,10 +183,10 @@ _INPUTS = 3  # of the arguments of torch's engine after the first
 
 @contextmanager
 def asks_within(given: Sequence[Tensor], what: str) -> Iterator[None]:
-    """Refuse gradients that go through what a part is given to what that was computed from.
+    """Refuse gradients through an opaque part's arguments to the tensors before them.
 
     Raises:
-        CaptureError: such a gradient was asked for.
+        CaptureError: such a gradient was requested.
     """
     autograd: Any = torch.autograd
     original = autograd._engine_run_backward
@@ -247,7 +247,7 @@ def behind(starts: Sequence[Any]) -> set[Any]:
 
 
 def plain_attributes(module: nn.Module) -> dict[str, object]:
-    """Return what a module and those within keep beside parameters, buffers and parts, by path."""
+    """Return all attributes, by path, that are no parameters, buffers or modules."""
     return {
         f"{path}.{name}".removeprefix("."): value
         for path, part in module.named_modules()
@@ -259,13 +259,13 @@ def plain_attributes(module: nn.Module) -> dict[str, object]:
 def left_by(
     module: nn.Module, before: Mapping[str, object], read: Collection[int]
 ) -> dict[str, object]:
-    """Return the attributes with tensors that a call has set anew, those of modules within, too.
+    """Return the attributes with tensors that a call has set anew, in the module and its modules.
 
-    A list that the call has lengthened is none of them: nobody empties it on a device.
+    A list that the call has lengthened does not count: on a device it would grow for ever.
 
     Args:
         module: the one that was called.
-        before: its plain attributes then.
+        before: its plain attributes before the call.
         read: ids of the tensors that the call has read: an attribute of before is state.
     """
     state = {name for name in before if any(id(t) in read for t in tensors_in(before[name]))}

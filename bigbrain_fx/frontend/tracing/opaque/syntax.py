@@ -29,7 +29,7 @@ def attributes(
 
 
 def attribute_chains(nodes: Sequence[ast.stmt], own: str) -> set[tuple[str, ...]]:
-    """Return what follows a name in statements: ("embed", "weight") of self.embed.weight."""
+    """Return the attribute chains of a name: ("embed", "weight") of self.embed.weight."""
     walked = [node for each in nodes for node in ast.walk(each) if isinstance(node, ast.Attribute)]
     inner = {id(node.value) for node in walked}
     found = set[tuple[str, ...]]()
@@ -53,7 +53,7 @@ def escapes(nodes: Sequence[ast.stmt], own: str) -> bool:
 
 
 def names(nodes: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
-    """Return the names that statements assign, and those that they read."""
+    """Return the names that statements assign, and the names that they read."""
     stored, loaded = set[str](), set[str]()
     waiting: list[tuple[ast.AST, bool]] = [(node, False) for node in nodes]
     while waiting:

@@ -1,9 +1,10 @@
-"""Tensors that some Python reads, and tensors whose values decide on its branches.
+"""Tensors that some Python code reads, and tensors with values that decide its branches.
 
-    if mask.any(): found = found + extra.mean()       asks `mask`; `extra` is read by its answer
-    rows = boxes[mask]; if len(rows): ...             asks how many there are
+    if mask.any(): found = found + extra.mean()       queries `mask`, whose value decides on `extra`
+    rows = boxes[mask]; if len(rows): ...             queries the number of rows
 
-Code that asks may read other tensors next time. The module only listens, and knows no graphs.
+Code that queries values may read other tensors next time. The module only observes calls, and knows
+no graphs.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _SIZED_BY_DATA = frozenset(
 
 
 class TensorReads(TorchFunctionMode):
-    """Note every tensor that a function or attribute of torch is given.
+    """Record every tensor argument of a function or attribute of torch.
 
     Attributes:
         seen: their ids.
-        asks: whether Python was told numbers of one, or a size that numbers decide.
-        freezes: whether it was told of a parameter that it has a gradient, or none.
+        asks: whether Python has read numbers of one, or a size that depends on numbers.
+        freezes: whether Python has read of a parameter whether it has a gradient.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class TensorReads(TorchFunctionMode):
         return found
 
     def numbers(self, given: Sequence[Tensor], apart_from: Sequence[Tensor] = ()) -> set[int]:
-        """Return the numbers of those that it reads or, by the answers, may read."""
+        """Return the indices of the tensors that the code reads or, by their values, may read."""
         never = {id(tensor) for tensor in apart_from}
         return {
             i

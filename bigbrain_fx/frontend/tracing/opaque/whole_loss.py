@@ -1,7 +1,7 @@
-"""A loss that cannot be traced, kept whole: the last device calls the user's function as it is.
+"""An opaque loss: the last device calls the user's function, which no trace can hold.
 
-A plain run shows which tensors of the output and of the batch the loss reads; the op is given those
-alone, unless the loss asks data, which may lead it to others. Gradients through it are ordinary
+A plain run shows which tensors of the output and of the batch the loss reads. The op gets these
+alone, unless values of tensors decide which the loss reads. Gradients through it are ordinary
 autograd. This file knows losses; it knows no graphs.
 """
 
@@ -42,19 +42,19 @@ def of_loss_alone(batch: object, how: Route) -> tuple[Key, ...]:
 
 
 def with_varying(graph: Graph, keys: Collection[Key]) -> Graph:
-    """Return a graph whose inputs with these keys have any shape."""
+    """Return a graph in which the inputs with these keys have any shape."""
     inputs = (replace(entry, varies=entry.key in keys) for entry in graph.inputs)
     return replace(graph, inputs=tuple(inputs)) if keys else graph
 
 
 @dataclass
 class KeptLoss:
-    """The user's loss, and what plain runs showed of it.
+    """The user's loss, and its facts from plain runs.
 
     Attributes:
-        reads: numbers of the tensors in (output, batch) that it reads; None when nothing was run,
-            or when it asks data: for another batch it may read others.
-        dtype: of the loss. random: it draws random numbers.
+        reads: indices of the tensors in (output, batch) that it reads; None when nothing was run,
+            or when data decide.
+        dtype: of the loss. random: whether it draws random numbers.
     """
 
     loss: Loss
@@ -63,10 +63,10 @@ class KeptLoss:
     random: bool = False
 
     def observed(self, output: object, batch: object) -> Tensor:
-        """Compute the loss and note what it reads; takes the place of the loss in a plain run.
+        """Compute the loss and record its reads; takes the place of the loss in a plain run.
 
-        Of what a bundle gives it: an output that is no nest of tensors, a distribution, say, it
-        lacks there, and fails here.
+        It runs on the inputs of a bundle: with an output that is no nest of tensors, such as a
+        distribution, it fails here.
         """
         given: list[Tensor] = []
         nest = place((output, batch), given, lenient=True)
@@ -86,7 +86,7 @@ class KeptLoss:
         return found
 
     def traced(self, keeper: Keeper) -> Loss:
-        """Return what stands in for the loss in a trace: one node."""
+        """Return the substitute of the loss in a trace: one node."""
 
         def stand_in(output: object, batch: object) -> Tensor:
             given: list[Tensor] = []
@@ -111,11 +111,11 @@ class KeptLoss:
 
 
 def fewer(nest: Arg, numbers: Sequence[int]) -> Arg:
-    """Return what a call is given with these of its tensors alone, None in the others' place."""
+    """Return a call's arguments with these tensors alone, None in place of all others."""
     places = {old: TensorSlot(new) for new, old in enumerate(numbers)}
     return replaced(nest, lambda leaf: _moved(leaf, places))
 
 
 def _moved(leaf: object, places: Mapping[int, TensorSlot]) -> object:
-    """Give a tensor its number among those that are read; what is not read becomes None."""
+    """Give a tensor its index among the read ones; a tensor that is not read becomes None."""
     return places.get(leaf.index) if isinstance(leaf, TensorSlot) else leaf

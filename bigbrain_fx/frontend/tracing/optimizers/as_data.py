@@ -1,8 +1,8 @@
 """An optimizer -> its class, options and groups of parameters by name, from which devices make it.
 
-A device calls `optimizer(named_params)` with its own parameters. One that was made already, or that
-chooses by more than names and shapes (modules, identity, places in the list), cannot be made so.
-Made once of the whole model, it is data.
+A device calls `optimizer(named_params)` with its own parameters. An optimizer that exists already,
+or that chooses by more than names and shapes (modules, identity, places in the list), cannot be
+built so. It is built once for the model, and is data then.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def for_devices(make: Make | None, model: nn.Module) -> Make | None:
 
     Args:
         make: `optimizer` of the model file, called in a fork: it may write into the model.
-        model: whose trained parameters it is for.
+        model: with the trained parameters.
     """
     everything = dict(model.named_parameters())  # an optimizer may have frozen ones, too
     params = {n: p for n, p in everything.items() if p.requires_grad}
@@ -80,7 +80,7 @@ def _answer(
 
 
 def _touchable(params: Mapping[str, nn.Parameter]) -> list[tuple[object, ...]]:
-    """Return what an optimizer must leave: what is trained, hooks, numbers."""
+    """Return the facts that an optimizer must not change: trained flags, hooks, numbers."""
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return [
         (p.requires_grad, p._version, *(len(getattr(p, name, None) or ()) for name in hooks))
@@ -114,7 +114,7 @@ def as_data(
     Args:
         made: an optimizer of some of these parameters, which has made no step.
         params: by name.
-        namespace: of the model file, which may have the class.
+        namespace: of the model file, which may define the class.
     """
     names = {id(p): name for name, p in params.items()}
     place = _place(type(made), namespace)
@@ -146,12 +146,12 @@ def _goes_by_names(make: Make, params: Mapping[str, nn.Parameter], made: Any) ->
 
 
 def is_torchs_own(make: Make, shapes: Mapping[str, Shape], parts: Collection[Names]) -> bool:
-    """Whether devices make the same optimizer of torch's, which updates each parameter alone.
+    """Whether devices build the same optimizer of torch, which updates each parameter alone.
 
     Args:
         make: `optimizer` of the model file.
         shapes: of all trained parameters.
-        parts: names of those of each device.
+        parts: names of each device's parameters.
     """
     params = _stand_ins(shapes, list(shapes))
     try:
@@ -204,7 +204,7 @@ def _own_options(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 
 def _is_same(made: Any, again: Make, params: Mapping[str, nn.Parameter]) -> bool:  # noqa: ANN401
-    """Whether an optimizer that is made again is the one that was made."""
+    """Whether a rebuilt optimizer equals the original."""
     with dice_kept():
         try:
             fresh = again(params.items())
@@ -214,7 +214,7 @@ def _is_same(made: Any, again: Make, params: Mapping[str, nn.Parameter]) -> bool
 
 
 def _compared(made: Any) -> tuple[object, ...]:  # noqa: ANN401
-    """Return groups, hooks, what the class keeps beside them, and state: none before a step."""
+    """Return groups, hooks, other attributes and state, which is empty before a step."""
     groups = [([id(p) for p in g["params"]], _own_options(g, {})) for g in made.param_groups]
     hooks = [len(each) for n, each in vars(made).items() if n.startswith("_optimizer_")]
     beside = {n: v for n, v in vars(made).items() if not n.startswith("_") and n not in _APART}

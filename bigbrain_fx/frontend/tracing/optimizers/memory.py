@@ -26,13 +26,13 @@ class OptimizerFacts:
     Attributes:
         state: bytes kept from step to step, per byte of parameters; Adam's two moments are 2.
         temporaries: the most held for a moment within a step, in parameters of its size.
-        leftover: memory of the parameter before, in parameters of that one's size: a loop's names
-            keep their tensors until the next round sets them.
+        leftover: memory of the previous parameter, in parameters of its size: a loop's variables
+            hold tensors until the next round.
         states: by parameter, bytes of state per byte; empty where all have the same.
-        measured: whether it was possible; else all this is AdamW's memory.
-        narrow: the types of sixteen bits in which state is kept, "bfloat16".
+        measured: whether a measurement was possible; else all numbers are AdamW's.
+        narrow: the 16-bit types of state, such as "bfloat16".
         at_once: whether a step on a GPU updates all parameters together, as torch's optimizers do
-            there by themselves (`foreach`); a loop of one's own goes one by one.
+            by default (`foreach`).
     """
 
     state: float = 2.0
@@ -62,11 +62,12 @@ def optimizer_facts(
     """Measure an optimizer on the shapes of a model's parameters.
 
     Args:
-        model: whose parameters it is for, and of those nothing but the shapes.
+        model: with the parameters; only their shapes count.
         optimizer: as in a model file; None for AdamW as it comes.
 
     Returns:
-        What AdamW holds where it cannot be measured: it reads numbers, or asks for real tensors.
+        AdamW's memory where no measurement is possible: the optimizer reads numbers, or needs real
+            tensors.
     """
     named = [(n, _blank(p)) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
@@ -91,10 +92,9 @@ def _blank(parameter: Tensor) -> nn.Parameter:
 def _measured(
     made: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> OptimizerFacts:
-    """Step over one of each kind, for the state; over one and two of the largest, for the rest.
+    """Step over one parameter of each kind, for the state; over one and two of the largest after.
 
-    A loop's leftover of one parameter while it works on the next shows with two identical ones
-    only.
+    A loop's leftover of a previous parameter shows only with two identical ones.
     """
     kinds = _kinds(made)
     kept = {kind: _state_share(made, kind, like) for kind, like in set(kinds.values())}
@@ -116,7 +116,7 @@ def _narrow(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 
 
 def _all_state(made: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield what an optimizer keeps of the parameters that it has stepped over."""
+    """Yield the state of an optimizer for the parameters that it has stepped over."""
     for parameter in list(made.state):
         yield from (tensor for tensor in _tensors(made, parameter) if tensor.dim())
 
@@ -133,7 +133,7 @@ def _kinds(made: torch.optim.Optimizer) -> dict[int, tuple[_Kind, nn.Parameter]]
 
 
 def _state_share(made: torch.optim.Optimizer, kind: _Kind, like: nn.Parameter) -> float:
-    """Return the bytes that are kept of a parameter of a kind, per byte of it."""
+    """Return the bytes of state of a parameter of a kind, per byte of it."""
     with _only(made, kind[0], [like]):
         _step(made, [like])
     kept = sum(t.nbytes for t in _tensors(made, like) if t.dim())
@@ -144,7 +144,7 @@ def _state_share(made: torch.optim.Optimizer, kind: _Kind, like: nn.Parameter) -
 def _only(
     made: torch.optim.Optimizer, number: int, params: Sequence[nn.Parameter]
 ) -> Iterator[None]:
-    """Give one group these parameters, and the others none, for a while."""
+    """Give one group these parameters, and other groups none, for a while."""
     before = [group["params"] for group in made.param_groups]
     for place, group in enumerate(made.param_groups):
         group["params"] = list(params) if place == number else []
@@ -156,7 +156,7 @@ def _only(
 
 
 def _stepped_over(made: torch.optim.Optimizer, like: nn.Parameter, count: int) -> float:
-    """Return the most held within a step over so many parameters alike, in their size."""
+    """Return the peak memory of a step over so many identical parameters, in their size."""
     number = next(
         place
         for place, group in enumerate(made.param_groups)

@@ -1,10 +1,11 @@
 """A trial of the optimizer and its scheduler, once a device and again after a device died.
 
-    with all parameters = with those of each device = a new one that has the state of the old
+    with all parameters = with each device's own = a new one that has the state of the old
 
-A rehearsal steps the real one on the real bundle for three steps. Tried here, on a few made-up
-numbers of each parameter, is what three steps do not show: gradients that are not as usual, a
-replaced process, what counts on. This file knows the contracts of both; it knows no graph.
+A rehearsal runs the real optimizer on the real bundle for three steps. This trial covers cases that
+three steps do not show, on a few made-up numbers of each parameter. The cases are unusual
+gradients, a replaced process, and counters. This file knows the contracts of both; it knows no
+graph.
 """
 
 from __future__ import annotations
@@ -76,20 +77,20 @@ def require_made_per_device(
     *,
     here: bool,
 ) -> str | None:
-    """Require that an optimizer and its scheduler can be made once a device.
+    """Require that an optimizer and its scheduler can be built once a device.
 
     Args:
-        model: whose parameters they are for.
-        make: None: AdamW as it comes.
+        model: with the parameters.
+        make: None: AdamW with its defaults.
         scheduler: None: there is none.
         held: device -> the names of its trained parameters.
         here: whether the devices are of this host's kind.
 
     Returns:
-        Why it could not be tried, if so.
+        The reason why no trial was possible, if any.
 
     Raises:
-        InputError: they cannot.
+        InputError: they cannot be built so.
     """
     note = None if make is None else require_per_device(model, make, held, here=here)
     if scheduler is not None and not note:
@@ -104,16 +105,17 @@ def require_per_device(
     *,
     here: bool = True,
 ) -> str | None:
-    """Try an optimizer with all parameters of a model, and with those of each device.
+    """Try an optimizer with all parameters of a model, and with each device's own.
 
     Args:
-        model: whose parameters it is for; of them only names, shapes and types are looked at.
+        model: with the parameters; only names, shapes and types are used.
         make: `optimizer` of the model file.
         held: device -> the names of its trained parameters.
-        here: whether the devices are of this host's kind; one that fails here may need the others.
+        here: whether the devices are of this host's kind; an optimizer that fails here may need
+            another.
 
     Returns:
-        Why it could not be tried, if so.
+        The reason why no trial was possible, if any.
 
     Raises:
         InputError: it needs a closure, fails, or updates a parameter otherwise.
@@ -152,12 +154,12 @@ def _require_all(make: Make, few: Shapes, parts: Mapping[str, Sequence[str]]) ->
 
 
 def require_runnable(model: nn.Module, make: Make) -> None:
-    """Refuse an optimizer whose code fails anywhere, on a few numbers of each parameter.
+    """Refuse an optimizer that would fail on any host, on a few numbers of each parameter.
 
     A missing package or a kernel that a CPU lacks may be there where the model trains.
 
     Raises:
-        InputError: it raises what its own code is to blame for, or is none.
+        InputError: its own code is at fault, or it is no optimizer.
     """
     shapes = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
     with dice_kept():
@@ -177,7 +179,7 @@ def _runs(make: Make, shapes: Shapes) -> bool:
 
 
 def _require_run(make: Make, shapes: Shapes) -> None:
-    """Run a trial of all parameters; say what the user's code raises there."""
+    """Run a trial of all parameters; report an error of the user's code."""
     try:
         run_trial(make, shapes, list(shapes))
     except InputError:
@@ -194,10 +196,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _require_renewable(make: Make, few: Shapes) -> None:
-    """Refuse one whose steps need more than its state: random numbers, or what it keeps elsewhere.
+    """Refuse an optimizer that needs more than its state: random numbers, or other attributes.
 
     Raises:
-        InputError: another seed, or a new optimizer with the state of the old, updates otherwise.
+        InputError: another seed, or a new optimizer with the old one's state, has other updates.
     """
     at, names = place_of(make), list(few)
     try:
@@ -214,12 +216,12 @@ def _require_renewable(make: Make, few: Shapes) -> None:
 
 
 def _require_counts_kept(make: Make, few: Shapes) -> None:
-    """Refuse one that updates otherwise when it has made more steps than its state says.
+    """Refuse an optimizer with other updates after more steps than its state has counted.
 
     Lookahead counts to its k in an attribute, a warm-up ends after a thousand steps.
 
     Raises:
-        InputError: names what it counts.
+        InputError: names the counter.
     """
     found = _counted(Trial(make, few, list(few)), Trial(make, few, list(few)))
     if found is not None:
@@ -227,7 +229,7 @@ def _require_counts_kept(make: Make, few: Shapes) -> None:
 
 
 def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
-    """Return what only one of two has counted on, and how many steps later it decides."""
+    """Return the counter that makes two trials differ, and the number of steps until then."""
     looks = []
     for _ in range(3):  # what begins to count is there after the first
         one.step()
@@ -250,7 +252,7 @@ def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
 def _wanted(
     make: Make, shapes: Shapes, ours: Collection[str]
 ) -> Iterator[tuple[Gradients, Numbers]]:
-    """Yield gradients, and what one with all parameters makes of them, where it runs so at all."""
+    """Yield gradients, and the updates of an optimizer with all parameters, where it runs."""
     for given in (USUAL, *ODD):
         with suppress(Exception):  # the user's own code: it divides by what is too small, say
             found = run_trial(make, shapes, list(shapes), given, ours)
@@ -293,12 +295,12 @@ def require_scheduler(trained: Mapping[str, nn.Parameter], make: Make | None, ow
     """Step a scheduler on the optimizer of all trained parameters.
 
     Args:
-        trained: of them only names, shapes and types are looked at.
-        make: `optimizer` of the model file; None: AdamW as it comes.
+        trained: the parameters; only names, shapes and types are used.
+        make: `optimizer` of the model file; None: AdamW with its defaults.
         own: `scheduler` of the model file.
 
     Raises:
-        InputError: it fails, wants a metric, or is none.
+        InputError: it fails, needs a metric, or is no scheduler.
     """
     shapes = cut_short(shapes_of(trained))
     few = [(n, nn.Parameter(torch.zeros(s.size, dtype=s.dtype))) for n, s in shapes.items()]
@@ -331,12 +333,12 @@ MOST_NUMBERS = 4_000_000
 
 
 def require_divided(model: nn.Module, make: Make, shards: Sequence[Shard]) -> None:
-    """Try an optimizer with whole parameters, and with the parts that each member has.
+    """Try an optimizer with full parameters, and with each TP rank's shards.
 
-    One parameter stands for all whose names differ in numbers and that are divided alike.
+    One parameter stands for all with the same sharding and names that differ in numbers alone.
 
     Raises:
-        InputError: it updates a part otherwise than that part of the whole.
+        InputError: it updates a shard otherwise than that part of the full parameter.
     """
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     of = {(s.param, s.member): s for s in shards if s.param in trained}

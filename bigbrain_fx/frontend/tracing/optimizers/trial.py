@@ -1,8 +1,8 @@
 """A trial of the user's optimizer: a few steps on made-up numbers and gradients.
 
-Numbers are drawn by the names of parameters; shapes are the model's own up to 16 million numbers,
-and in a larger model every dimension is cut to the same length, so that as many are left.
-This file knows the contract for `optimizer`; it compares no trials.
+Numbers are drawn by the names of parameters. Shapes are the model's own up to 16 million numbers.
+In a larger model every dimension is cut to one length, so that as many numbers are left. This file
+knows the contract for `optimizer`; it compares no trials.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients for which an optimizer may leave a step out, or raise its rate.
+    """Gradients for which an optimizer may skip a step, or raise its rate.
 
     Attributes:
-        when: what they do.
-        ours, others: factors on those of a device, and on all other ones.
-        steady: the first step's again and again.
-        turning: whose change their sign with each step: "ours" or "others".
+        when: description of the gradients.
+        ours, others: factors on one device's gradients, and on all other ones.
+        steady: whether all steps have the first one's.
+        turning: the gradients that change sign with each step: "ours" or "others".
     """
 
     when: str = ""
@@ -107,8 +107,8 @@ class Trial:
     Args:
         make: `optimizer` of the model file.
         shapes: of all parameters.
-        names: of those that it is given.
-        cut: what is given of a parameter's numbers, and of its gradients.
+        names: of the parameters that the optimizer gets.
+        cut: takes the optimizer's part of a parameter's numbers, and of its gradients.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Trial:
         """Let a new optimizer take over, with the state of the old one, as a bundle gives it.
 
         Raises:
-            StateError: that state cannot be told by parameter.
+            StateError: that state cannot be assigned to parameters.
         """
         rates = [group.get("lr") for group in self.made.param_groups]
         facts = optimizer_facts(self.made, self.params, rates)
@@ -154,7 +154,7 @@ class Trial:
         return self.cut(name, numbers_of(name, self.shapes[name]))
 
     def _require_untouched(self) -> None:
-        """Refuse one that changes parameters as it is made: it is made again where a device died.
+        """Refuse an optimizer that changes parameters as it is built: replacements build it anew.
 
         Raises:
             InputError: it does.
@@ -182,7 +182,7 @@ def run_trial(
     """Return the named parameters after some steps; at one of them a new optimizer takes over.
 
     Raises:
-        StateError: the state of the old one cannot be told by parameter.
+        StateError: the state of the old one cannot be assigned to parameters.
     """
     torch.default_generator.manual_seed(seed)
     trial = Trial(make, shapes, names, cut)
@@ -194,7 +194,7 @@ def run_trial(
 
 
 def _touched(parameter: nn.Parameter, numbers: Tensor) -> Iterator[tuple[str, str]]:
-    """Yield what was done to a parameter, and what to do instead."""
+    """Yield each change of a parameter, and a remedy."""
     if not parameter.requires_grad:
         yield FREEZES
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -275,7 +275,7 @@ def numbers_of(name: str, shape: Shape) -> Tensor:
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
-    """Return float64, or what it is for complex numbers."""
+    """Return float64, or its complex counterpart."""
     return torch.complex128 if dtype.is_complex else torch.float64
 
 
@@ -302,7 +302,7 @@ def unlike(one: Numbers, other: Numbers) -> list[str]:
 
 
 def relative_error(found: Tensor, want: Tensor, start: Tensor) -> float:
-    """Return the largest error of an update, in shares of the largest update."""
+    """Return the largest error of an update, relative to the largest update."""
     update, error = (distance(want, other) for other in (start, found))
     if not error:
         return 0.0
@@ -310,7 +310,7 @@ def relative_error(found: Tensor, want: Tensor, start: Tensor) -> float:
 
 
 def worst(found: Numbers, want: Numbers, start: Numbers) -> tuple[str, float]:
-    """Return what a trial updates otherwise than another, and its `relative_error`."""
+    """Return the parameter with the largest error between two trials, and its `relative_error`."""
     errors = {name: relative_error(found[name], want[name], start[name]) for name in found}
     name = max(errors, key=lambda each: errors[each])
     return name, errors[name]

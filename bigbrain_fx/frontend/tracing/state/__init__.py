@@ -1,1 +1,1 @@
-"""State in Python objects: snapshots of attributes, counters, random generators."""
+"""State in Python objects: copies of attributes, counters, random generators."""

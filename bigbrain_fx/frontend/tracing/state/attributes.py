@@ -2,8 +2,8 @@
 
     cell.state   Cell.count (of a class)   model.STEP (of a file)
 
-Parameters and buffers are a bundle's own; anything else that one forward leaves for the next would
-be a constant of the trace. This file knows Python's objects; it knows no graphs.
+Parameters and buffers are a bundle's own; any other attribute that one forward sets for the next
+would be a constant of the trace. This file knows Python's objects; it knows no graphs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LARGE = 2**24  # bytes: a larger plain tensor is not copied
 
 @dataclass(frozen=True)
 class _Held:
-    """An object, told apart by what it is and not by what it equals; `version` counts writes."""
+    """An object, compared by identity and not by equality; `version` counts writes."""
 
     value: object
     version: int = 0
@@ -66,8 +66,8 @@ class Attributes:
     """All attributes at one moment.
 
     Attributes:
-        numbers: plain tensors are put back, too.
-        marks: by the attribute's name, what was found in it.
+        numbers: whether plain tensors are put back, too.
+        marks: attribute's name -> a mark of its value.
         parts: names of parameters and modules. paths: of all modules.
     """
 
@@ -81,12 +81,12 @@ class Attributes:
 
     @staticmethod
     def of(model: nn.Module, loss: object = None, *, numbers: bool = True) -> Attributes:
-        """Look at the attributes of modules, of their classes, and of the user's own files.
+        """Record the attributes of modules, of their classes, and of the user's own files.
 
         Args:
             model: the user's.
             loss: the user's; its file counts, too.
-            numbers: keep those of plain tensors, to put them back; a trace writes none.
+            numbers: copy the numbers of plain tensors, to put them back; a trace writes none.
         """
         found = Attributes(numbers=numbers)
         for name, owner in owners(model, loss):
@@ -114,7 +114,7 @@ class Attributes:
         self._undo.append(cached.cache_clear)
 
     def _look_at_module(self, before: str, part: nn.Module) -> None:
-        """Note what forward may do to a module's own tensors and parts."""
+        """Record a module's own tensors and modules, which forward may change."""
         for key, parameter in part._parameters.items():
             needs = parameter is not None and parameter.requires_grad
             self.marks[f"{before}{key}"] = {"": _Held(parameter)}
@@ -197,7 +197,7 @@ class Attributes:
         self._undo.append(lambda: _put_numbers(value, numbers, version))
 
     def put_back(self) -> None:
-        """Let every attribute be what it was at that moment."""
+        """Restore every attribute to its recorded value."""
         for undo in self._undo:
             undo()
         for owner, kept in self._owners:
@@ -213,7 +213,7 @@ class Attributes:
         return name in self.parts
 
     def said(self, name: str) -> str:
-        """Describe what was in an attribute at that moment."""
+        """Describe the recorded value of an attribute."""
         marks = self.marks.get(name)
         if marks is None:
             return "not there"
@@ -226,7 +226,7 @@ class Attributes:
         return "an object" if value is None else f"a {type(value).__name__}"
 
     def moved(self, now: Attributes) -> list[str]:
-        """Name the attributes that are not what they were, in order."""
+        """Name the attributes that have changed, in order."""
         names = dict.fromkeys((*self.marks, *now.marks))
         return [name for name in names if self.marks.get(name) != now.marks.get(name)]
 
@@ -256,7 +256,7 @@ def file_of(kind: type) -> str:
 
 
 def items(owner: object) -> list[tuple[str, object]]:
-    """Return what an object has in attributes."""
+    """Return the attributes of an object."""
     return list(vars(owner).items())
 
 
@@ -309,7 +309,7 @@ _SPARSE_PARTS = {
 
 
 def _state(value: Any) -> Hashable:  # noqa: ANN401  # any object
-    """Return what tells an object's state: of generators their place, of arrays their numbers."""
+    """Return a mark of an object's state: of generators the position, of arrays the numbers."""
     if isinstance(value, torch.Generator):
         with _untraced():
             return bytes(value.get_state().numpy())
@@ -339,7 +339,7 @@ def _put(owner: dict[Any, Any], kept: Mapping[Any, object]) -> None:
 
 
 def _put_unset(owner: dict[str, Any], kept: Mapping[str, object]) -> None:
-    """Take away buffers that there were not; the others hold what forward gave them."""
+    """Remove buffers that were not set before; other buffers stay as forward set them."""
     for key in [key for key in owner if kept.get(key) is None]:
         owner.pop(key)
     owner.update({key: None for key, value in kept.items() if value is None})

@@ -1,4 +1,4 @@
-"""A module of the caller's that devices have copies of: has it changed since it was copied?"""
+"""Detection of changes in a caller's module since devices got their copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bigbrain_fx.frontend.translation.batch import take_apart
 
 
 class Copied:
-    """A module that devices have copies of: what its owner changes in it later does not reach them.
+    """A module that devices have copies of: later changes of the module do not reach the copies.
 
     Args:
         model: the caller's, as it was copied.
@@ -35,18 +35,18 @@ class Copied:
         self.renew()
 
     def accept(self) -> None:
-        """Take the module as it is now, but for its weights, for the one that devices copied."""
+        """Accept the module's present state, without weights, as the state that devices have."""
         self.before = Attributes.of(self.model, self.loss)
 
     def renew(self) -> None:
-        """Take the weights that the module has now for those that devices know of."""
+        """Accept the module's present weights as the weights that devices have."""
         self.weights = {name: _mark(p) for name, p in self.model.named_parameters()}
 
     def require(self) -> None:
-        """Refuse to go on where the module is another one: frozen, with another dropout rate.
+        """Refuse to go on where the module has changed: frozen, with another dropout rate.
 
         Raises:
-            InputError: names what was changed.
+            InputError: names the change.
         """
         self._require_weights()
         now = Attributes.of(self.model, self.loss, numbers=False)
@@ -76,7 +76,7 @@ class Copied:
 
     @property
     def written(self) -> str:
-        """The first parameter whose numbers the owner has changed; empty without one."""
+        """The first parameter with numbers that the owner has changed; empty without one."""
         marks = ((name, _mark(p)) for name, p in self.model.named_parameters())
         return next((name for name, mark in marks if self.weights.get(name, mark) != mark), "")
 
@@ -95,7 +95,7 @@ class Copied:
 
 
 def _mark(parameter: nn.Parameter) -> tuple[int, int, float]:
-    """Tell numbers apart cheaply: writes are counted, but for those through `.data`."""
+    """Return a cheap mark of numbers: it counts writes, except through `.data`."""
     if not parameter.numel() or parameter.layout is not torch.strided:
         return parameter._version, 0, 0.0
     middle = parameter.detach().flatten()[parameter.numel() // 2]
@@ -110,7 +110,7 @@ def _is_within(name: str, now: Attributes) -> bool:
 def _numbers(
     model: nn.Module, example: object, loss: Loss | None, autocast: str | None
 ) -> Callable[[], Numbers]:
-    """Return what computes the example's results and gradients."""
+    """Return a function that computes the example's results and gradients."""
     taken = take_apart(example)
     step = Step(model, loss, taken, route(model, example, loss is not None))
     plain = Plain(step, model, autocast)

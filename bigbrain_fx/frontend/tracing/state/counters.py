@@ -1,10 +1,10 @@
-"""Numbers in attributes and closures that go on from call to call, and what they decide later.
+"""Counters in attributes and closures that move with each call, and later decisions by them.
 
-    run, run: numbers that moved ─▶ as they will be 50, 1000, 1000000 runs later ─▶ run: alike?
+    run, run: numbers that moved ─▶ as they will be 50, 1000, 1000000 runs later ─▶ run: equal?
 
-A step of DQN copies its weights at every hundredth call, a warm-up ends after a thousand: neither
-the calls of a capture nor the three steps of a rehearsal see it. This file knows Python's objects
-and calls what it is given; it knows no graphs.
+A step of DQN copies its weights at every hundredth call, a warm-up ends after a thousand. The calls
+of a capture and the three steps of a rehearsal do not show either. This file knows Python's objects
+and calls the functions that it gets; it knows no graphs.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Counter:
     by: Reading
 
     def later(self, runs: int) -> Reading:
-        """Return what it is so many runs after it was found."""
+        """Return the value so many runs after the first look."""
         return tuple(now + by * runs for now, by in zip(self.now, self.by, strict=True))
 
     def near(self, mark: int) -> Reading:
-        """Return what it is a few runs before a multiple of `mark`."""
+        """Return the value a few runs before a multiple of `mark`."""
         return tuple(b * (mark - 3) if b else n for n, b in zip(self.now, self.by, strict=True))
 
 
@@ -62,11 +62,11 @@ class Decision:
 
 
 def decision(run: Callable[[], Numbers], look: Callable[[], Look]) -> Decision | None:
-    """Run a few times, then move what counts on; return what decides, None when nothing does.
+    """Run a few times, then move the counters on; return the one that decides, or None.
 
     Args:
-        run: gives the same numbers each time, but for what is kept from call to call.
-        look: returns the numbers that may count, as of now.
+        run: gives the same numbers each time, unless state of earlier calls decides.
+        look: returns the present numbers that may be counters.
     """
     first, looks = run(), [look()]
     for _ in range(_CALLS - 1):  # what begins to count is there after the first
@@ -86,7 +86,7 @@ Move = tuple[int, Callable[[Counter], Reading], int]  # runs later, what it is t
 
 
 def moves() -> Iterator[Move]:
-    """Yield how many runs later it is to be."""
+    """Yield the numbers of runs to skip."""
     for runs in _LATER:
         yield runs, partial(Counter.later, runs=runs), 1
     yield _ROUND, partial(Counter.near, mark=_ROUND), 4  # one meets the mark, or the one after
@@ -122,7 +122,7 @@ def _moved(before: Look, now: Look) -> str:
 
 
 def moving(one: Look, two: Look, three: Look) -> list[Counter]:
-    """Return what moved from each look to the next."""
+    """Return the numbers that moved from each look to the next."""
     found = []
     for name, (_, now) in three.items():
         before, between = (each.get(name, (None, ()))[1] for each in (one, two))
@@ -174,7 +174,7 @@ def _is_number(value: object) -> bool:
 
 
 def _closure(value: object) -> list[tuple[str, CellType]]:
-    """Return what a function of the user's own remembers, by name; numbers and lists alone."""
+    """Return the closure of a function of the user's own, by name; numbers and lists alone."""
     if not isinstance(value, FunctionType) or not is_own(value.__code__.co_filename):
         return []
     pairs = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)

@@ -63,7 +63,7 @@ def modules_with_state(
     autocast: str | None,
     opaque: Collection[str] | None = None,
 ) -> tuple[str, ...] | None:
-    """Return the modules whose calls go by what they leave in attributes; None: too costly to say.
+    """Return the modules with calls that depend on attributes of earlier calls; None: too costly.
 
     Args:
         model: in the mode that it is captured in.
@@ -71,11 +71,11 @@ def modules_with_state(
         batch: the example, taken apart.
         how: it reaches forward.
         autocast: as captured.
-        opaque: paths of the modules that may be such, with those within; None: any.
+        opaque: paths of modules that may have state, as may modules within; None: any.
 
     Raises:
-        CaptureError: calls give unlike numbers for the same batch, now or later, and it is not by
-            such modules alone.
+        CaptureError: calls give different numbers for the same batch, now or later, and other code
+            than such modules is a cause.
     """
     example = list(batch.sized(batch.rows).values())
     if is_costly(model, example):
@@ -96,9 +96,9 @@ def modules_with_state(
 
 
 def _in_modules(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str] | None:
-    """Return the modules that have all that calls go by as "paths"; nothing where others have.
+    """Return as "paths" the modules with all state of calls; nothing where other code has some.
 
-    Each trial has a fork of its own: what counts only at first has not begun to count there.
+    Each trial has a fork of its own: a counter of the first calls begins anew there.
     """
     found = apart(partial(_moving, step, plain, example))
     if not found:
@@ -109,7 +109,7 @@ def _in_modules(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[
 
 
 def _moving(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
-    """Return the modules whose attributes move as the model runs."""
+    """Return the modules with attributes that move as the model runs."""
     with suppress(Exception):  # the user's own code, in an order of its own
         paths = moving_modules(step.model, partial(_left, plain, example, _held(step.model)))
         return {"paths": json.dumps(paths)} if paths else {}
@@ -119,7 +119,7 @@ def _moving(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str,
 def _goes_on(
     step: Step, plain: Plain, example: Sequence[Tensor], paths: Sequence[str]
 ) -> Mapping[str, str]:
-    """Say whether runs go on alike where the modules' attributes are written and read between."""
+    """Report whether runs go on equally after the modules' attributes are saved and restored."""
     is_data = goes_on(step.model, paths, partial(_left, plain, example, _held(step.model)))
     return {"is_data": "yes"} if is_data else {}
 
@@ -127,7 +127,7 @@ def _goes_on(
 def _begins_anew(
     step: Step, plain: Plain, example: Sequence[Tensor], paths: Sequence[str]
 ) -> Mapping[str, str]:
-    """Say whether nothing decides where the modules' calls begin as the first one does."""
+    """Report whether no counter decides while the modules' calls begin as the first one did."""
     run = partial(_left, plain, example, _held(step.model))
     with suppress(Exception), begun_anew(step.model, paths) as anew:  # as `NotOpaqueError`
         look = partial(numbers_of, step.model, step.own_loss)
@@ -136,7 +136,7 @@ def _begins_anew(
 
 
 def _leaves_nothing(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:
-    """Whether a call leaves all as it was that is looked at: then no later call goes by it."""
+    """Whether a call changes no state that is looked at: later calls depend on none then."""
     roots = step.model, step.own_loss
     before, seen = Attributes.of(*roots), _seen(roots)
     try:
@@ -153,7 +153,7 @@ def _leaves_nothing(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool
 
 
 def _seen(roots: tuple[nn.Module, object]) -> object:
-    """Return what counters read, and which tensors were written; buffers are put back anyway."""
+    """Return the counters' numbers, and the written tensors; buffers are put back anyway."""
     model, loss = roots
     of_loss = loss.buffers() if isinstance(loss, nn.Module) else ()
     held = [t for t in (*_beside(model), *of_loss) if not t.is_inference()]
@@ -165,7 +165,7 @@ def _counts(roots: tuple[nn.Module, object]) -> Mapping[str, object]:
 
 
 def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
-    """Return the refusal of what calls go by as "error"; this process is no other one's."""
+    """Return the refusal of state as "error"; it runs in a fork."""
     trained = [p for p in step.model.parameters() if p.requires_grad]
     _move(trained)  # what calls copy of the weights is to be unlike what they have copied before
     before = [p.detach().clone() for p in trained]
@@ -195,7 +195,7 @@ def _held(model: nn.Module) -> _Held:
 
 
 def _beside(model: nn.Module) -> list[Tensor]:
-    """Return the tensors in plain attributes, and those of modules that are held there."""
+    """Return the tensors in plain attributes, and tensors of modules in plain attributes."""
     kept = (vars(part) for part in model.modules())
     values = [v for own in kept for key, v in own.items() if key not in OF_TORCH]
     leaves = tree_leaves(values)
@@ -204,7 +204,7 @@ def _beside(model: nn.Module) -> list[Tensor]:
 
 
 def _left(plain: Plain, example: Sequence[Tensor], held: _Held) -> Numbers:
-    """Return what a call leaves, from the same numbers in all tensors that a trace finds."""
+    """Return the state after a call, from the same numbers in all tensors of a trace."""
     with torch.no_grad():
         for tensor, numbers in held:
             if not torch.equal(tensor, numbers):
@@ -244,7 +244,7 @@ def _refusal(step: Step, plain: Plain, example: Sequence[Tensor], found: Decisio
 
 
 def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
-    """Find the line that writes into what decides later; of what does at once, into anything."""
+    """Find the line that writes the counter that decides; for a decision at once, any write."""
     roots = step.model, step.own_loss
 
     def seen() -> object:

@@ -1,11 +1,11 @@
-"""Modules whose calls depend on their own plain attributes: may they be opaque?
+"""Trial whether modules with calls that depend on their own plain attributes may be opaque.
 
-    whose attributes does a call of the model move? ─▶ let each call of these begin as the first
-    one did, while all others see them move on ─▶ the same numbers, now and a million calls later?
+    modules with attributes that a call of the model moves ─▶ let each of their calls begin as the
+    first one did, while other code sees them move on ─▶ equal numbers, now and a million calls on?
 
-Then all that is kept from call to call is in attributes of these modules, only they read and write
-it, and a device that runs each whole, and records its attributes, computes as the user's loop does.
-The module knows calls and attributes, not graphs.
+If so, all state between calls is in attributes of these modules, and only they read and write it. A
+device that runs each module as one op, and records its attributes, computes as the user's loop
+does. The module knows calls and attributes, not graphs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Marks = dict[tuple[str, str], tuple[str, list[Tensor]]]
 
 
 def marks(module: nn.Module) -> Marks:
-    """Return what a module and those within have in plain attributes, as far as it is data."""
+    """Return the plain attributes of a module and its modules, as far as they are data."""
     found: Marks = {}
     parameters = dict(module.named_parameters())
     for path, part in module.named_modules():
@@ -82,7 +82,7 @@ class NotOpaqueError(Exception):
 
 @dataclass
 class _Tried:
-    """One module, each of whose calls begins as the first one did; others see its state move."""
+    """One module: each call begins as the first one did, while other code sees its state move."""
 
     module: nn.Module
     first: Snapshot
@@ -90,18 +90,18 @@ class _Tried:
     calls: int = 0
 
     def begin(self) -> None:
-        """Hear that a run of the model begins: whatever moved the state meanwhile was no call."""
+        """Begin a run of the model: a change of state since the last one was no call's."""
         self.left, self.calls = marks(self.module), 0
 
     def end(self) -> None:
-        """Require one call in the run, and that nobody has written since."""
+        """Require one call in the run, and no write since."""
         if self.calls != 1 or moved(self.left, marks(self.module)):
             raise NotOpaqueError
 
     def call(
         self, original: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, Any]
     ) -> object:
-        """Run a call from where the state is, for what it leaves, and from where it was first."""
+        """Run a call twice: from the present state, for its effects, and from the first one."""
         if moved(self.left, marks(self.module)):
             raise NotOpaqueError
         self.calls += 1
@@ -128,10 +128,10 @@ def aside(module: nn.Module) -> Iterator[None]:
 
 
 def moving_modules(model: nn.Module, run: Callable[[], object]) -> tuple[str, ...]:
-    """Return the outermost modules whose attributes move as the model runs, by path.
+    """Return the outermost modules with attributes that move as the model runs, by path.
 
     None where nearly all of the model is in them, or where one has tensors in attributes from the
-    start: a device that builds the model without numbers would lack theirs.
+    start. A device that builds the model without numbers would lack such tensors.
     """
     before = marks(model)
     run()
@@ -155,8 +155,8 @@ def begun_anew(
 ) -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Let each call of some modules begin as the first one does; yield a runner of the model.
 
-    The runner raises `NotOpaqueError` where other code than the calls reads or writes that state,
-    or where a run calls a module twice, or not at all.
+    The runner raises `NotOpaqueError` where other code than the calls reads or writes that state.
+    It also does where a run calls a module twice, or not at all.
     """
     parts = map(model.get_submodule, paths)
     tried = [_Tried(part, Snapshot.of(part), {}) for part in parts]
@@ -177,7 +177,7 @@ def begun_anew(
 
 @contextmanager
 def _called_as(tried: _Tried) -> Iterator[None]:
-    """Let a module's calls be those of a trial: its class is exchanged, hooks are part of them."""
+    """Let a module's calls be a trial's: its class is exchanged, hooks included."""
     module, kind = tried.module, type(tried.module)
 
     def called(self: nn.Module, *args: object, **kwargs: object) -> object:
@@ -194,7 +194,7 @@ def _called_as(tried: _Tried) -> Iterator[None]:
 def goes_on(
     model: nn.Module, paths: Sequence[str], run: Callable[[], Sequence[Tensor | None]]
 ) -> bool:
-    """Whether runs are alike where states of modules are written and read again between them."""
+    """Whether runs are equal after states of modules are saved and restored between them."""
     firsts = {path: Snapshot.of(model.get_submodule(path)) for path in paths}
     with contextlib.suppress(Exception):  # the user's own code
         plain = [run() for _ in range(_RUNS)]

@@ -1,7 +1,7 @@
-"""Random numbers of Python and NumPy in forward: noticed, found and put back.
+"""Random numbers of Python and NumPy in forward: detection, place and restoration.
 
-A trace keeps what such a generator drew once. This file knows nothing of torch. Public code that
-has it: layer dropout by `np.random.uniform(0, 1)`, in older models of transformers.
+A draw of such a generator is a constant of a trace. This file knows nothing of torch. Public code
+that has it: layer dropout by `np.random.uniform(0, 1)`, in older models of transformers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rolls() -> Iterator[list[bool]]:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Let nobody follow the lines that run meanwhile."""
+    """Suspend the tracing of lines."""
     follow = sys.gettrace()
     sys.settrace(None)
     try:
@@ -117,7 +117,7 @@ def _said(frame: FrameType, number: int) -> str:
 
 
 class _Watch:
-    """Follows the user's lines until one has changed what a look shows, a generator's state say.
+    """Follows the user's lines until one changes the looked-at state, such as a generator's.
 
     NumPy's own functions are compiled in a way that a profiler does not see.
     """

@@ -25,7 +25,7 @@ from bigbrain_fx.frontend.translation.sources import statements
 class NotedArguments:
     """Arguments of calls: (module path, call) -> parameter -> name of the traced value.
 
-    `results` are the names of what they returned, in order.
+    `results` are the names of the calls' results, in order.
     """
 
     values: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class NotedArguments:
     calls: Counter[str] = field(default_factory=Counter)
 
     def named(self, known: Mapping[str, str]) -> tuple[CallArguments, ...]:
-        """Return the calls whose arguments are values of the graph: `known` maps nodes to them."""
+        """Return the calls with arguments of the graph; `known` maps nodes to the values."""
         found = []
         for key, nodes in self.values.items():
             names = tuple((name, known[node]) for name, node in nodes.items() if node in known)
@@ -62,11 +62,11 @@ def noting_arguments(model: nn.Module) -> Iterator[NotedArguments]:
 
 
 def with_hints(graph: Graph, given: NotedArguments, nodes: Iterable[fx.Node]) -> Graph:
-    """Add to a graph what names are made of: arguments of calls, statements of lines.
+    """Add to a graph the sources of names: arguments of calls, statements of lines.
 
     Args:
         graph: as translated.
-        given: what calls were given and returned.
+        given: arguments and results of calls.
         nodes: of the trace; some do nothing and are no ops of the graph.
     """
     nodes = list(nodes)

@@ -42,10 +42,10 @@ class Slot:
 class Entry:
     """One tensor of the batch; `batched` when its dimension 0 is the batch.
 
-    A dimension `dim` of the user's tensor that is another one stands first in `tensor`; `said` when
-    the user has said which it is. With `per_row` it holds offsets into the rows laid end to end,
-    each of so many positions. With `of_all` it counts what that many rows have together. Dimensions
-    in `lengths` may be shorter in other batches; each has the name of its length in the graph.
+    Where another dimension `dim` of the user's tensor is the batch, it is first in `tensor`; `said`
+    when the user named it. With `per_row` it holds offsets into the rows laid end to end, each of
+    so many positions. With `of_all` it has a count over that many rows. Dimensions in `lengths` may
+    be shorter in other batches; each has the name of its length in the graph.
     """
 
     name: str
@@ -59,10 +59,10 @@ class Entry:
     lengths: tuple[tuple[int, str], ...] = ()
 
     def part(self, first: int, rows: int) -> Tensor:
-        """Return what a micro-batch of these rows gets of it, in memory of its own.
+        """Return a micro-batch's part of the entry, in memory of its own.
 
-        Offsets are counted from its first row; those into other rows are where it begins or ends,
-        so that there are as many in each part.
+        Offsets are counted from its first row. Offsets into other rows become its begin or end, so
+        that all parts have as many.
         """
         if self.batched:
             return self.tensor[first : first + rows].clone()
@@ -164,15 +164,15 @@ def take_apart(
     """Find the tensors of an example batch.
 
     The batch size is the most common length of dimension 0 among its tensors (the first one's, when
-    several are equally common); tensors of another length are passed whole. Of an entry in `dims`
-    it is the length of that dimension.
+    several are equally common). Tensors of another length are not cut. For an entry in `dims` that
+    dimension's length counts.
 
     Args:
         batch: a tensor, dict, tuple or list, nested at will; other entries are constants.
-        names: names to give to tensors, by key; others are named after their keys.
+        names: names for tensors, by key; other tensors are named after their keys.
         taken: names that are not free.
         dims: which dimension is the batch, None for none, by entry.
-        whole: keys of tensors of which no dimension is, whatever their lengths are.
+        whole: keys of tensors that are not cut, of any length.
 
     Raises:
         InputError: it holds no tensor with a dimension 0; or `dims` does not fit it.
@@ -323,7 +323,7 @@ def _like(original: tuple[object, ...] | list[object], values: list[object]) -> 
 
 
 def walk(value: object, key: Key) -> Iterator[tuple[Key, object]]:
-    """Yield what a nest holds, with what leads to it."""
+    """Yield the leaves of a nest, each with its path."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from walk(item, (*key, name))

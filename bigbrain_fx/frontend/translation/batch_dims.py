@@ -19,7 +19,7 @@ RAGGED = "ragged:"
 
 
 def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, int | None]:
-    """Return the dimension that is the batch of each tensor of which the user has said it.
+    """Return the batch's dimension of each tensor for which the user named it.
 
     Raises:
         InputError: an entry is not there, or has no such dimension, or another number of rows.
@@ -50,8 +50,8 @@ def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, i
 def offsets_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims, rows: int) -> dict[Key, int]:
     """Return the positions of a row of each entry that holds offsets into rows laid end to end.
 
-    Whole numbers that begin with 0, rise, and end at the length of another entry's leading
-    dimensions are such; the user may say of which entry, or (any other word) that they are none.
+    Offsets are integers that begin with 0, rise, and end at the length of another entry's leading
+    dimensions. The user may name that entry, or declare by any other word that they are none.
 
     Raises:
         InputError: offsets that the user has declared do not end at that length.
@@ -104,7 +104,7 @@ def cut_offsets(offsets: Tensor, start: int, end: int) -> Tensor:
 def row_positions(own: Tensor, others: Sequence[Tensor], rows: int) -> int:
     """Return how many positions a row has that offsets count; 0 where they are no offsets.
 
-    Offsets are whole numbers that rise from 0 to the number of positions of another entry.
+    Offsets are integers that rise from 0 to the number of positions of another entry.
     """
     if not _rises_from_zero(own):
         return 0
@@ -115,7 +115,7 @@ def row_positions(own: Tensor, others: Sequence[Tensor], rows: int) -> int:
 
 
 def may_be_offsets(own: Tensor, others: Sequence[Tensor]) -> bool:
-    """Whether whole numbers rise from 0 within the length of a flat entry: EmbeddingBag's."""
+    """Whether integers rise from 0 within the length of a flat entry: EmbeddingBag's."""
     if not _rises_from_zero(own):
         return False
     flat = [t for t in others if t.dim() == 1 and len(t) != len(own)]

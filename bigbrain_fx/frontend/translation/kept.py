@@ -1,8 +1,8 @@
-"""Calls of the user's own Python that stay whole: leaf modules, lines, custom Functions, a loss.
+"""Opaque calls of the user's own Python: modules, lines, custom Functions, a loss.
 
-While a trace records, such a call becomes one node `bigbrain_fx::kept`; the graph's op calls the
-user's code again, so values and gradients are the user's. This file knows nodes and ops; it knows
-nothing of what is called.
+While a trace records, such a call becomes one node `bigbrain_fx::kept`. The graph's op calls the
+user's code again, so values and gradients are the user's. This file knows nodes and ops, not the
+called code.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class KeptCall:
     Attributes:
         target: "leaf.blocks.0.experts", "user.loss", "opaque.model.RoundSTE".
         name: a name for its value.
-        args: what it was given, encoded, a `TensorSlot` for each tensor; of a custom Function its
-            arguments as they are.
+        args: its arguments, encoded, a `TensorSlot` for each tensor; a custom Function's as they
+            are.
         params: names in the model of the tensors that it owns; they follow its other tensors.
-        shapes: given the tensors, what comes out of it: fake tensors, and what it learnt.
-        result: what came out, encoded, a `TensorSlot` for each tensor.
+        shapes: function of the tensors -> its results as fake tensors, and the facts learnt.
+        result: its result, encoded, a `TensorSlot` for each tensor.
         outputs: number of tensors in `result`.
-        random: draws random numbers. mutates: names of those of `params` that it writes into.
-        views: for each output tensor the number of the given one whose storage it shares, or None.
-        fixed: numbers of output tensors that carry no gradient.
-        left: attributes that a leaf leaves for others to read; `result` is then what it gave, and
-            their values. state: those that its next call goes by.
-        text: of its class, where it is lines of a forward.
+        random: whether it draws random numbers. mutates: names in `params` that it writes into.
+        views: for each output tensor the index of the argument that it is a view of, or None.
+        fixed: indices of output tensors without a gradient.
+        left: attributes that it sets for later readers; `result` then has their values, too. state:
+            attributes that its next call depends on.
+        text: of its class, for lines of a forward.
     """
 
     target: str
@@ -78,7 +78,7 @@ class KeptCall:
 
     @property
     def slots(self) -> tuple[int | None, ...]:
-        """Numbers of its output tensors in what its op gives; None for what is none."""
+        """Indices of its output tensors in its op's result; None for other values."""
         if not self.is_function or self.single:
             return tuple(range(self.outputs))
         _, items = cast("tuple[str, tuple[object, ...]]", self.result)
@@ -87,7 +87,7 @@ class KeptCall:
 
 @dataclass
 class Keeper:
-    """The calls kept during one trace, by the key that their node carries."""
+    """The opaque calls of one trace, by the key that their node carries."""
 
     calls: dict[str, KeptCall] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ def keep(call: KeptCall, tensors: Sequence[Tensor]) -> object:
 
 @contextmanager
 def keeping() -> Iterator[Keeper]:
-    """Record the calls that are kept whole meanwhile."""
+    """Record the opaque calls of a trace."""
     keeper = Keeper()
     _active.append(keeper)
     try:
@@ -135,7 +135,7 @@ def keeping() -> Iterator[Keeper]:
 
 
 def place(value: object, tensors: list[Tensor], *, lenient: bool = False) -> Arg:
-    """Encode what a call is given; its tensors are added to the list."""
+    """Encode a call's arguments; their tensors are added to the list."""
 
     def leaf(tensor: Tensor) -> Arg:
         tensors.append(tensor)
@@ -145,12 +145,12 @@ def place(value: object, tensors: list[Tensor], *, lenient: bool = False) -> Arg
 
 
 def placed(arg: object, tensors: Sequence[object]) -> object:
-    """Return what stands at a leaf: the tensor of a `TensorSlot`, else the literal itself."""
+    """Return the value of a leaf of a nest: the tensor of a `TensorSlot`, else the literal."""
     return tensors[arg.index] if isinstance(arg, TensorSlot) else plain_value(cast("Arg", arg))
 
 
 def translate_kept(scope: Scope, node: fx.Node) -> None:
-    """Add the op of a kept call; parts of its result are then known to `scope`."""
+    """Add the op of an opaque call; parts of its result are then known to `scope`."""
     tensors, key = cast("tuple[list[fx.Node], str]", node.args)
     call = scope.world.kept[key]
     args = _arguments(scope, call, [scope.arg(tensor) for tensor in tensors])
@@ -199,7 +199,7 @@ def _arguments(scope: Scope, call: KeptCall, tensors: Sequence[Arg]) -> tuple[Ar
 
 
 def _with_names(nest: Arg, left: tuple[str, ...], state: tuple[str, ...]) -> Arg:
-    """Return what a leaf is given, behind it the attributes that its op gives, and its state."""
+    """Return an opaque module's arguments, the attributes that its op returns, and its state."""
     if not (left or state):
         return nest
     kind, items = cast("tuple[str, tuple[Arg, ...]]", nest)
@@ -216,7 +216,7 @@ def _with_values(arg: object, values: Sequence[Arg]) -> Arg:
 
 
 def _work(scope: Scope, call: KeptCall, args: tuple[Arg, ...]) -> Dim:
-    """Estimate a leaf's work: every number of its parameters once for each row of its input."""
+    """Estimate an opaque module's work: every number of its parameters once for each row."""
     given = scope._specs_of(args[0])
     weights = [scope.world.store.spec(name) for name in call.params]
     count = sum(spec.numel for spec in weights if spec.requires_grad)

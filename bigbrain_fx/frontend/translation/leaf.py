@@ -1,8 +1,8 @@
-"""Leaf modules: kept whole by the user's wish, neither traced nor cut.
+"""Opaque modules by the user's choice, neither traced nor cut.
 
-A leaf may run any Python (loops over experts, decisions that depend on data). Its call is one op
-that takes its tensors beside its arguments; the graph calls the user's own module again. This file
-knows modules; `leaf_trace` knows traces.
+An opaque module may run any Python (loops over experts, decisions that depend on data). Its call is
+one op that takes its tensors beside its arguments; the graph calls the user's own module again.
+This file knows modules; `leaf_trace` knows traces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Module = TypeVar("_Module")
 
 
 def leaf(module: _Module) -> _Module:
-    """Mark a module, or a class of modules, to be kept whole; return it.
+    """Mark a module, or a class of modules, as opaque; return it.
 
     Use it as a decorator of the class, or on an instance while the model is built.
     """
@@ -70,7 +70,7 @@ def _no_such_leaf(model: nn.Module, name: str) -> InputError:
 
 
 def leaf_paths(graph: Graph) -> tuple[str, ...]:
-    """Return the paths of the modules that a graph keeps whole."""
+    """Return the paths of the opaque modules of a graph."""
     targets = dict.fromkeys(op.target for op in graph.ops if op.target.startswith(LEAF))
     return tuple(target.removeprefix(LEAF) for target in targets)
 
@@ -106,7 +106,7 @@ def call_leaf(
 
 
 class _Owner(nn.Module):
-    """The module whose forward has some lines, as the one whose tensors are exchanged."""
+    """The module whose forward has some opaque lines: its tensors are exchanged."""
 
     def __init__(self, lines: ForwardLines) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def _assigns(module: nn.Module, name: str) -> CaptureError:
 
 
 def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
-    """Run a leaf's op: return its tensor, or the tensors of its result in order."""
+    """Run an opaque module's op: return its tensor, or the tensors of its result in order."""
     tensors = dict(zip(own_tensors(module), cast("Sequence[Tensor]", args), strict=True))
     positional, named, *names = cast("_Given", nest)
     left, found = names[0] if names else (), list[Tensor]()
@@ -169,9 +169,9 @@ def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
 
 
 def apart_from_here(functions: Mapping[str, object]) -> dict[str, object]:
-    """Return what a graph calls, with copies of opaque modules: their state is the run's own.
+    """Return a graph's functions, with copies of opaque modules: their state is the run's own.
 
-    The copies share all tensors, in whose place a call is given others.
+    The copies share all tensors; a call exchanges them for its own.
     """
     return {target: _copied(own) for target, own in functions.items()}
 

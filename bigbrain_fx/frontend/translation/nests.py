@@ -31,12 +31,12 @@ def encode(value: object, leaf: Callable[[Tensor], Arg], *, lenient: bool = Fals
     """Turn containers of tensors into an argument.
 
     Args:
-        value: what Python hands over.
-        leaf: what stands for a tensor.
-        lenient: leave out what no graph can hold (a cache), None in its place.
+        value: a Python object.
+        leaf: returns the substitute of a tensor.
+        lenient: put None in the place of objects that no graph can hold (a cache).
 
     Raises:
-        CaptureError: it holds something else than containers, tensors, numbers and strings.
+        CaptureError: it holds other objects than containers, tensors, numbers and strings.
     """
 
     def inner(item: object) -> Arg:
@@ -61,7 +61,7 @@ def encode(value: object, leaf: Callable[[Tensor], Arg], *, lenient: bool = Fals
 
 
 def _fields(value: object) -> list[tuple[str, object]] | None:
-    """Return the fields that an object is made of, those that are None left out."""
+    """Return the fields of an object, fields with None left out."""
     if hasattr(type(value), "__dataclass_fields__"):
         names = list(vars(type(value))["__dataclass_fields__"])
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -92,7 +92,7 @@ def class_of(name: str) -> type:
 
 
 def decode(arg: object, leaf: Callable[[Arg], object]) -> object:
-    """Build what `encode` took apart; `leaf` gives what stands at a place that is no container."""
+    """Rebuild the object of `encode`; `leaf` returns the value for each leaf."""
     match arg:
         case ("dict", items):
             return {key: decode(item, leaf) for key, item in cast("_Pairs", items)}
@@ -123,7 +123,7 @@ def _replaced_items(kind: str, items: object, leaf: Callable[[object], object]) 
 
 
 def plain_value(arg: Arg) -> object:
-    """Return a literal: what a leaf that is no tensor stands for."""
+    """Return the literal of a leaf that is no tensor."""
     if isinstance(arg, Const):
         name = arg.const
         return getattr(torch, name.removeprefix("torch.")) if "torch." in name else arg.number

@@ -94,7 +94,7 @@ def same_tensor(node: fx.Node, source: fx.Node) -> bool:
 
 
 def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
-    """Describe what a call returns: a spec for each entry, None for one that is no tensor.
+    """Describe a call's result: a spec for each entry, None for one that is no tensor.
 
     Raises:
         CaptureError: a shape depends on data.

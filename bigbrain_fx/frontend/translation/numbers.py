@@ -1,4 +1,4 @@
-"""Numbers that Python reads from tensors, `k = x.max().item()`: kept as tensors, never constants.
+"""Numbers that Python reads from tensors, `k = x.max().item()`: graphs have them as tensors.
 
     item(max_1) ─▶ max_1.detach().to(float64)      a number of Python is a float64 without gradient
 
@@ -106,7 +106,7 @@ def _compute(scope: Scope, node: fx.Node) -> None:
 
 
 def _check_use(scope: Scope, node: fx.Node, target: OpOverload) -> None:
-    """Allow a number beside a tensor with dimensions, whose type the result has."""
+    """Allow a number beside a tensor with dimensions: the result has the tensor's type."""
     tensors = [n.meta["val"] for n in node.all_input_nodes if not _is_number(scope, n)]
     shaped = [t for t in tensors if isinstance(t, Tensor) and t.dim()]
     result = node.meta.get("val")

@@ -1,4 +1,4 @@
-"""Custom `torch.autograd.Function`s: kept whole in the trace instead of traced through.
+"""Custom `torch.autograd.Function`s: opaque in the trace instead of traced through.
 
 Tracing through one would drop the user's backward and train on other gradients, silently. While
 `recording` is active, each call becomes one node `bigbrain_fx::kept`; the graph's op calls the
@@ -69,7 +69,7 @@ class Dice(TorchDispatchMode):
 
 
 def _learn(function: type, call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
-    """Run the user's forward on shapes alone; note what came out in `call`."""
+    """Run the user's forward on shapes alone; record the results in `call`."""
     given = cast("tuple[object, ...]", call.args)
     args = tuple((tensors[arg.index] if isinstance(arg, TensorSlot) else arg) for arg in given)
     ctx = torch.autograd.function.FunctionCtx()
@@ -160,7 +160,7 @@ def _require_no_modules(function: type, args: tuple[object, ...]) -> None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Let calls of custom Functions be what they are, while what is kept whole is run."""
+    """Let calls of custom Functions be plain calls, while an opaque module runs."""
     before = [recorder.paused for recorder in _active]
     for recorder in _active:
         recorder.paused = True

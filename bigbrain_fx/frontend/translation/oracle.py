@@ -39,7 +39,7 @@ _HEARS_FIRST = "/frontend/tracing/lines/untraced_queries.py"
 
 
 class WrongAnswerError(RuntimeError):
-    """Report that a tensor's truth is not what it was assumed to be, `at` a line of the user's."""
+    """Report that an assumption on a tensor's truth is wrong, `at` a line of the user's."""
 
     def __init__(self, what: str, at: str = "") -> None:
         super().__init__(what)
@@ -66,12 +66,12 @@ fx.node.has_side_effect(torch.ops.bigbrain_fx.assume.default)  # nobody reads it
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One place in the user's code that asks a tensor for yes or no.
+    """One place in the user's code that takes the truth of a tensor.
 
-    `path` holds the instruction of the user's and those of torch's between it and the tensor, so
-    that `a.any() or b.any()` are two questions, in whatever order they are asked. `asserted`: torch
-    itself asks, to raise an error when the answer is no (`torch._check_tensor_all`). `checked`: the
-    line that asks raises below, as those of distributions do.
+    `path` has the user's instruction, and torch's instructions between it and the tensor. So
+    `a.any() or b.any()` are two questions, in any order. `asserted`: torch itself takes the truth,
+    to raise an error when it is false (`torch._check_tensor_all`). `checked`: the line may raise,
+    as lines of distributions do.
     """
 
     file: str
@@ -98,7 +98,7 @@ class Question:
 
 
 def _question(frame: FrameType | None) -> Question:
-    """Describe who asks: the innermost line of the user's."""
+    """Describe the innermost line of the user's that takes the truth."""
     while frame is not None and frame.f_code.co_filename.endswith(_HEARS_FIRST):
         frame = frame.f_back
     path: list[tuple[str, int]] = []
@@ -115,7 +115,7 @@ def _question(frame: FrameType | None) -> Question:
 
 
 def _is_assertion(frame: FrameType) -> bool:
-    """Whether a line of `torch._check...` asks."""
+    """Whether a line of `torch._check...` takes the truth."""
     code = frame.f_code
     return code.co_name.startswith("_check") and code.co_filename == torch.__file__
 
@@ -149,7 +149,7 @@ class _Listener(TorchFunctionMode):
 
 
 def _is_compared(tensor: Tensor) -> bool:
-    """Whether the innermost line of the user's asks for a number to compare it and raise."""
+    """Whether the innermost line of the user's reads a number to compare it and raise."""
     if tensor.numel() != 1 or tensor.is_complex():
         return False
     frame: FrameType | None = sys._getframe(2)
@@ -159,7 +159,7 @@ def _is_compared(tensor: Tensor) -> bool:
 
 
 def _asked(func: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor | None:
-    """Return the tensor whose truth a call asks for; None for any other call."""
+    """Return the tensor that a call takes the truth of; None for any other call."""
     if func in (Tensor.__bool__, torch.is_nonzero, Tensor.is_nonzero):
         return cast("Tensor", args[0])
     if func is Tensor.item and cast("Tensor", args[0]).dtype is torch.bool:
@@ -183,7 +183,7 @@ class Oracle:
         given: the user's own answers: "model.py:31" -> whether the condition in that line holds.
         recorded: answers of plain runs: question -> number of the run -> answers in order.
             Runs of even numbers have the example batch, and those of odd numbers others.
-        used: places of `given` that were asked.
+        used: places of `given` that were reached.
     """
 
     given: Mapping[str, bool] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class Oracle:
     def recording(
         self, run: int, leaves: Callable[[Question], bool] = lambda _: False
     ) -> AbstractContextManager[object]:
-        """Write down every answer of a plain run, but of what `leaves` leaves to others."""
+        """Record every answer of a plain run, except within opaque modules, `leaves`."""
 
         def listen(tensor: Tensor, question: Question) -> bool:
             answer = bool(tensor)
@@ -237,12 +237,12 @@ class Oracle:
         return None
 
     def unused(self) -> Iterator[str]:
-        """Yield the places given by the user at which no trace asked anything."""
+        """Yield the places given by the user that no trace reached."""
         yield from (place for place in self.given if place not in self.used)
 
 
 def is_negated(code: str) -> bool:
-    """Whether a line asks for the contrary of its tensor: `if not x.isfinite().all():`."""
+    """Whether a line negates its tensor: `if not x.isfinite().all():`."""
     text = code.removeprefix("el").rstrip()
     for form in (text, f"{text}\n    pass"):
         try:
@@ -266,7 +266,7 @@ def translate_assumption(scope: Scope, node: fx.Node) -> None:
 
 
 def assumptions(graph: Graph) -> Iterator[Op]:
-    """Yield every question that a graph keeps, those in regions too."""
+    """Yield every assumption of a graph, in regions too."""
     for op in graph.ops:
         if op.target.startswith(PREFIX):
             yield op
@@ -275,7 +275,7 @@ def assumptions(graph: Graph) -> Iterator[Op]:
 
 
 def asked_at(graph: Graph, place: str) -> str | None:
-    """Return the path of the module whose question is in a line; None where none is."""
+    """Return the path of the module that has a question in a line; None without one."""
     return next((op.module_path for op in assumptions(graph) if op.source == place), None)
 
 
@@ -318,7 +318,7 @@ _SUMS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
 def only_compares(file: str, line: int) -> bool:
-    """Whether all numbers that a line asks tensors for by `.item()` are compared, and may raise."""
+    """Whether all numbers that a line reads by `.item()` are compared, and may raise."""
     return line in _lines(file)
 
 
@@ -333,7 +333,7 @@ def _lines(file: str) -> frozenset[int]:
 
 
 def _test(node: ast.AST) -> ast.expr | None:
-    """Return what an assert, or an `if` that does nothing but raise, goes by."""
+    """Return the condition of an assert, or of an `if` that does nothing but raise."""
     if isinstance(node, ast.Assert):
         return node.test
     raises = isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)

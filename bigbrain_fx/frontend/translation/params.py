@@ -83,7 +83,7 @@ def _spec(tensor: Tensor) -> TensorSpec:
 
 
 def tensor_names(model: nn.Module) -> list[str]:
-    """List the names of a model's parameters and buffers, those that share a tensor included."""
+    """List the names of a model's parameters and buffers, with all names of a shared tensor."""
     parameters = model.named_parameters(remove_duplicate=False)
     buffers = model.named_buffers(remove_duplicate=False)
     return [name for name, _ in (*parameters, *buffers)]

@@ -59,7 +59,7 @@ _READS_A_NUMBER = re.compile(
 
 
 def reads_a_value(error: BaseException) -> bool:
-    """Whether an error of torch.export says that Python asked for a tensor's value."""
+    """Whether an error of torch.export is about Python reading a tensor's value."""
     texts = [f"{type(cause).__name__}: {cause}" for cause in with_causes(error)]
     return any(mark in text for text in texts for mark in _READS_A_VALUE)
 
@@ -71,7 +71,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def is_about_size(error: BaseException) -> bool:
-    """Whether an error says that the batch size cannot stay free, and nothing else."""
+    """Whether an error is only about a batch size that cannot stay free."""
     return any(mark in str(cause) for cause in with_causes(error) for mark in _ABOUT_SIZE)
 
 
@@ -79,8 +79,8 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
     """Turn an error of torch.export into one that names the user's line and the edit.
 
     Args:
-        error: whatever was raised.
-        model: class of the whole model, which cannot be kept whole itself.
+        error: any exception.
+        model: class of the model, which cannot be opaque itself.
     """
     at, code = place(error)
     module = owner(error)
@@ -132,7 +132,7 @@ def _files(error: BaseException, *, whole: bool = False) -> set[str]:
 
 
 def _said(error: BaseException) -> str:
-    """Return the first line of an error without what is for those who build torch."""
+    """Return the first line of an error without torch's notes for its own developers."""
     lines = (line.strip() for line in str(error).splitlines())
     first = next((line for line in lines if line), "")
     for inside in _INSIDE:
@@ -154,7 +154,7 @@ def undecided(at: str, code: str, *, by_dice: bool = False) -> CaptureError:
 
 
 def with_loss_remedy(error: BigBrainError, names: Sequence[str]) -> BigBrainError:
-    """Say how to take the loss out of forward, when it may be what cannot be traced."""
+    """Add the remedy of a loss outside of forward, when the loss may be at fault."""
     labels = [name for name in names if "label" in name or "target" in name]
     elsewhere = error.family in ("BX0101", "BX0120")  # --assume and a seed help there
     if labels and isinstance(error, CaptureError) and not elsewhere:
@@ -169,7 +169,7 @@ def with_loss_remedy(error: BigBrainError, names: Sequence[str]) -> BigBrainErro
 def may_be_loss(error: BaseException, model: str) -> bool:
     """Whether the line that an error passed through may compute the loss of a model of this class.
 
-    Libraries of models compute it in the whole model's forward, or in functions named after it.
+    Libraries of models compute it in the model's forward, or in functions named after it.
     """
     frames = [f.f_code for f in _frames(error)]
     named = any("loss" in f"{Path(c.co_filename).name} {c.co_name}".lower() for c in frames)
@@ -177,9 +177,9 @@ def may_be_loss(error: BaseException, model: str) -> bool:
 
 
 def owner(error: BaseException) -> str | None:
-    """Return the class of the module whose line an error passed through, the innermost one's.
+    """Return the class of the innermost module that an error passed through.
 
-    A module that a function makes for itself is no part of the model: nobody can keep it whole.
+    A module that a function makes for itself is no part of the model, and cannot be opaque.
     """
     owners: Iterator[Any] = (frame.f_locals.get("self") for frame in _frames(error))
     modules = [module for module in owners if hasattr(module, "named_parameters")]
@@ -189,7 +189,7 @@ def owner(error: BaseException) -> str | None:
 
 
 def modules_of(error: BaseException) -> tuple[object, ...]:
-    """Return the modules whose lines an error passed through, torch's too, innermost first."""
+    """Return the modules that an error passed through, torch's too, innermost first."""
     found = []
     for cause in reversed(list(with_causes(error))):
         frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
@@ -199,7 +199,7 @@ def modules_of(error: BaseException) -> tuple[object, ...]:
 
 
 def may_stay_whole(error: BaseException) -> bool:
-    """Whether keeping the module whole that an error is about would take it back."""
+    """Whether an opaque module around the place of an error would avoid it."""
     return isinstance(error, CaptureError) and error.family in _OF_A_TRACE
 
 
@@ -221,11 +221,11 @@ def last_rows(error: BaseException, batch: Batch, whole: Entry | None) -> InputE
 
 
 def said_axis(batch: Batch, whole: Entry | None) -> str:
-    """Say what was taken for the batch's dimension.
+    """Return the note on the dimension that was taken for the batch.
 
     Args:
         batch: the example batch.
-        whole: the entry with which the model takes fewer rows when it is not split.
+        whole: the entry that must not be split for the model to take fewer rows.
     """
     split = [entry.name for entry in batch.entries if entry.batched]
     others = [entry.name for entry in batch.entries if not entry.batched]
@@ -238,7 +238,7 @@ def said_axis(batch: Batch, whole: Entry | None) -> str:
 
 
 def as_whole(entry: Entry) -> str:
-    """Return the line of a model file that passes an entry of the batch whole."""
+    """Return the line of a model file with which an entry of the batch is not cut."""
     return f"batch_dims = {{{entry.said_name!r}: None}}"
 
 

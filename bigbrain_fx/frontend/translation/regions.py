@@ -1,7 +1,7 @@
 """Regions of a trace (no_grad, enable_grad, autocast): one op with a body, never cut inside.
 
-A region that changes nothing where it stands (autocast off where it is not on, or to the type that
-all is cast to there) is dissolved.
+A region without an effect at its place (autocast off where it is not on, or to the same type) is
+dissolved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AUTOCAST = "region.autocast"
 
 
 def translate_region(scope: Scope, node: fx.Node) -> None:
-    """Translate a region's call; what it returns is then known to `scope.env`."""
+    """Translate a region's call; its results are then known to `scope.env`."""
     kind, options, module, args = _read(node)
     outer = [scope.arg(arg) for arg in args]
     nodes = list(module.graph.nodes)
@@ -79,7 +79,7 @@ def _close(
     inner: Scope,
     found: tuple[Arg, ...],
 ) -> tuple[Arg, ...]:
-    """Make one op of a body; return what its results stand for outside."""
+    """Make one op of a body; return the values of its results outside."""
     made = {op.name for op in inner.ops}
     wanted = list(dict.fromkeys(a.value for a in found if isinstance(a, Ref) and a.value in made))
     ops = without_dead(inner.ops, wanted)
@@ -154,7 +154,7 @@ def _take(scope: Scope, region: str, index: int, value: str, ops: Sequence[Op]) 
 
 
 def without_dead(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
-    """Drop ops that nobody reads; checks, random draws and writes stay."""
+    """Drop ops without readers; checks, random draws and writes stay."""
     live = set(wanted)
     kept = []
     for op in reversed(ops):

@@ -74,7 +74,7 @@ _RUNNING_STATS = {
 
 
 def family(target: object) -> str:
-    """Return an op's plain name: `aten.relu_.default` -> "relu"; empty for what is no aten op."""
+    """Return an op's plain name: `aten.relu_.default` -> "relu"; empty for ops outside of aten."""
     return _names(target)[1] if isinstance(target, OpOverload) else ""
 
 
@@ -168,7 +168,7 @@ def argument(node: fx.Node, position: int) -> object:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes whose tensors the call writes into, batch norm's statistics among them."""
+    """Return the nodes of tensors that the call writes into, batch norm's statistics included."""
     target = node.target
     if not isinstance(target, OpOverload):
         return []
@@ -204,10 +204,10 @@ def plain_form(
 
     Args:
         node: a call that writes into its first argument alone.
-        base: what it writes into.
+        base: the tensor that it writes into.
         others: its other tensor arguments.
-        casts: it stands under autocast, which gives dtypes on a GPU that no trace on a CPU sees:
-            there `y += f(y)` keeps y's, and `y + f(y)` has the wider one.
+        casts: whether it is under autocast, with dtypes on a GPU that no trace on a CPU sees. There
+            `y += f(y)` has y's dtype, and `y + f(y)` the wider one.
 
     Returns:
         None when the in-place form must stay: it has no plain form, or one of another dtype.

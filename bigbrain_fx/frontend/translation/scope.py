@@ -54,7 +54,7 @@ class World:
     """Shared state of all scopes of one trace.
 
     Attributes:
-        store: the model's tensors. kept: calls of the user's own Python, by key.
+        store: the model's tensors. kept: opaque calls of the user's own Python, by key.
         numbers: values that stand for numbers that Python read from tensors.
         written: storages that some call writes into.
         names: names taken so far. specs: the tensors of each value, None for an entry that is none.
@@ -86,7 +86,7 @@ class Scope:
     """One list of ops under construction: the graph, or the body of a region.
 
     Attributes:
-        env: what each node stands for. fresh: values made here that nothing else shares.
+        env: node -> its value. fresh: new values with storage of their own.
         renamed: values replaced by the result of a call that wrote into them.
         autocast: the type that ops are cast to there, by torch's name.
     """
@@ -152,7 +152,7 @@ class Scope:
             self._op(node)
 
     def _does_nothing(self, node: fx.Node) -> Arg | None:
-        """Return what a call hands back unchanged, None when it does something."""
+        """Return the argument that a call returns unchanged, None when it has an effect."""
         kind = rules.family(node.target)
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
@@ -258,9 +258,10 @@ class Scope:
         return rules.plain_form(node, written[0].meta["val"], tensors, self.autocast is not None)
 
     def _turns_a_view(self, node: fx.Node) -> bool:
-        """Whether a call gives a tensor of forward's own another shape; who shares it keeps theirs.
+        """Whether a call gives a tensor of forward's own another shape; views of it keep theirs.
 
-        A buffer itself, and what `contiguous` hands back, would be turned for the next call, too.
+        A buffer itself, and a buffer from `contiguous`, would have that shape in the next call,
+        too.
         """
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or not rules.turns_in_place(node.target):
@@ -279,7 +280,7 @@ class Scope:
         return self.world.root.get(name, name)
 
     def _owner(self, node: fx.Node) -> str | None:
-        """Name the argument whose storage the call's result shares."""
+        """Name the argument that the call's result is a view of."""
         mine = storage(node)
         if mine is None:
             return None

@@ -1,6 +1,6 @@
 """Sizes as text: torch's symbolic sizes -> arithmetic over "B" and free lengths, "L24".
 
-The graph that leaves this room holds no sympy objects. This file knows no ops and no modules.
+Graphs of this package hold no sympy objects. This file knows no ops and no modules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def know_lengths(env: ShapeEnv | None, names: Mapping[sympy.Symbol, str]) -> Non
 
 
 def env_of(program: ExportedProgram) -> ShapeEnv | None:
-    """Return where a trace notes what it asked of its sizes."""
+    """Return the object in which a trace records its guards."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     mode = next((m for v in values if (m := getattr(v, "fake_mode", None)) is not None), None)
     return None if mode is None else mode.shape_env

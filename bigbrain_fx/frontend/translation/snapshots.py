@@ -1,10 +1,10 @@
-"""A buffer that forward writes, read where a gradient flows: what reads it gets a copy.
+"""Copies of buffers that forward writes, for readers with a gradient.
 
     self.mean.lerp_(x.mean(0), 0.1)       the next micro-batch's forward writes it again,
-    y = x / self.mean                     before this one's backward reads what it was
+    y = x / self.mean                     before this one's backward reads the old value
 
-One process runs each backward before the next forward, and finds there what it saved. This file
-edits our ops; it knows nothing of schedules.
+One process runs each backward before the next forward, and finds its saved values there. This file
+edits core ops; it knows nothing of schedules.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SAVES_NOTHING = ("aten.add.", "aten.sub.")
 
 
 def with_copies(ops: Sequence[Op], params: Sequence[Param], names: set[str]) -> list[Op]:
-    """Let what computes with a written buffer, and has a gradient, compute with a copy of it.
+    """Let ops that read a written buffer, and have a gradient, read a copy of it.
 
     Args:
         ops: in order; bodies of regions are left as they are.
         params: of the model.
-        names: taken so far; those of the copies are added.
+        names: taken so far; the copies' names are added.
     """
     canonical = {p.name: p.canonical for p in params}
     frozen = {p.canonical for p in params if not p.spec.requires_grad}
@@ -48,7 +48,7 @@ class _Copier:
     names: set[str]
 
     def copied(self, op: Op) -> Iterator[Op]:
-        """Yield copies of what an op reads, and the op that reads them."""
+        """Yield copies of an op's inputs, and the op that reads them."""
         own = {self._root(name) for name in (*op.mutates, op.name)}
         read = {name_of(arg): arg for arg in leaves((*op.args, *(v for _, v in op.kwargs)))}
         held = self.written - own

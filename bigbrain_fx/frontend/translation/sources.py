@@ -84,7 +84,7 @@ def where(error: BaseException, folder: Path | None = None) -> str | None:
     """Return "model.py:31", the innermost line of the user's that an error passed through.
 
     Args:
-        error: any exception; what caused it is looked at first.
+        error: any exception; its causes come first.
         folder: only lines of files in this folder, when given.
     """
     for cause in reversed(list(with_causes(error))):
@@ -100,7 +100,7 @@ def where(error: BaseException, folder: Path | None = None) -> str | None:
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -173,7 +173,7 @@ class Trail(traceback.StackSummary):
 
 
 def trail(stack: Sequence[traceback.FrameSummary]) -> traceback.StackSummary:
-    """Keep of a stack what `lines_of` and `sources.line_of` read; nothing without a user's line."""
+    """Return the part of a stack that `lines_of` and `sources.line_of` read; else nothing."""
     calls: list[list[traceback.FrameSummary]] = [[]]
     for frame in stack:
         if frame.name == _MODULE[1] and frame.filename.endswith(_MODULE[0]):

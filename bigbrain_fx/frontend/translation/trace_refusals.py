@@ -153,7 +153,7 @@ LAST_ROWS = Refusal(
 
 
 def instead_of_branch(at: str | None, code: str) -> str:
-    """Say what to write for a branch on a tensor."""
+    """Return the replacement for a branch on a tensor."""
     if makes_text(code):
         return AS_TEXT
     return (
@@ -163,7 +163,7 @@ def instead_of_branch(at: str | None, code: str) -> str:
 
 
 def instead_of_number(code: str, module: str | None) -> str:
-    """Say what to write for a number of a tensor."""
+    """Return the replacement for a number of a tensor."""
     if makes_text(code):
         return AS_TEXT
     return (
@@ -175,7 +175,7 @@ def instead_of_number(code: str, module: str | None) -> str:
 
 
 def line_whole(module: str | None) -> str:
-    """Say how to keep the module whole that a line belongs to."""
+    """Return the way to make the module around a line opaque."""
     if module is None:
         return "put it into a module of its own and keep that whole: --opaque with its class"
     return f"keep the module that holds that line whole: --opaque {module}"

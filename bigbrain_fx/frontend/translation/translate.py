@@ -1,6 +1,6 @@
 """A torch.export program -> core.Graph: plain calls with names, sizes, costs and lines of source.
 
-This file puts the pieces together; `scope` translates the calls.
+This file translates the program; `scope` translates the calls.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def translate(
         program: of a `Step` over `model`.
         model: the user's module.
         batch: the example batch, whose entries are the step's arguments in order.
-        whole: calls of the user's own Python that are kept whole, by the key in the trace.
-        labels: what the graph is called and made for.
+        whole: opaque calls of the user's own Python, by the key in the trace.
+        labels: name and purpose of the graph.
 
     Raises:
-        CaptureError: the trace holds what no graph can: shapes that depend on data, control flow of
-            torch, a write into an input that is also viewed.
+        CaptureError: the trace has shapes that depend on data, control flow of torch, or a write
+            into an input that is also viewed.
     """
     taken = {*tensor_names(model), *(entry.name for entry in batch.entries)}
     names = _tensor_names(program, taken)
@@ -114,7 +114,7 @@ def _tensor_names(program: ExportedProgram, taken: set[str]) -> dict[str, str]:
 
 
 def _constant(name: str) -> str:
-    """Name a constant that torch numbers over the whole model: equal layers have equal names."""
+    """Name a constant that torch numbers over the model: equal layers have equal names."""
     return re.sub(r"(lifted_tensor|_tensor_constant)_?\d+$", "constant", name)
 
 
@@ -140,7 +140,7 @@ def _written(nodes: Sequence[fx.Node]) -> frozenset[int]:
 def _bind(
     scope: Scope, program: ExportedProgram, names: Mapping[str, str], batch: Batch
 ) -> tuple[Input, ...]:
-    """Say what the placeholders stand for; describe the inputs."""
+    """Bind the placeholders to values; describe the inputs."""
     places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     entries = iter(batch.entries)
     inputs = []
@@ -160,7 +160,7 @@ def _bind(
 
 
 def _results(scope: Scope, results: Sequence[object]) -> list[str]:
-    """Name what the step returns; a parameter that is returned as it is becomes a value."""
+    """Name the step's results; a parameter that is returned as it is becomes a value."""
     return [_value_name(scope, scope.arg(result)) for result in results if result is not None]
 
 
@@ -219,7 +219,7 @@ def without_empty_parts(nodes: Sequence[fx.Node], written: Collection[int]) -> N
 
     Args:
         nodes: of a trace.
-        written: storages that some call writes into: what is one of them is left alone.
+        written: storages that some call writes into: such tensors stay.
     """
     for node in nodes:
         body = _body(node)
@@ -247,12 +247,12 @@ def _simplify(node: fx.Node, written: Collection[int]) -> None:
 
 
 def _is_empty(node: fx.Node) -> bool:
-    """Whether it is a vector of no elements, which `torch.cat` skips whatever the others' shape."""
+    """Whether it is a vector of no elements, which `torch.cat` skips beside any shape."""
     return tuple(cast("Tensor", node.meta["val"]).shape) == (0,)
 
 
 def _copy(node: fx.Node, source: fx.Node) -> None:
-    """Make a node a copy of another; nothing of it where nobody could tell them apart."""
+    """Make a node a copy of another; replace it where a copy would be indistinguishable."""
     new, old = spec_of(node.meta["val"], False), spec_of(source.meta["val"], False)
     if new.strides == old.strides:
         node.replace_all_uses_with(source)

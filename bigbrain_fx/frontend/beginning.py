@@ -1,4 +1,4 @@
-"""The first lines of every child process with torch: where it cannot be loaded, a message says so.
+"""Entry point of every child process with torch; it reports where torch cannot be loaded.
 
     python -P -m bigbrain_fx.frontend.beginning bigbrain_fx.bundles.onnx_export.child:onnx '{...}'
 

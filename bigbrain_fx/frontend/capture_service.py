@@ -46,7 +46,7 @@ _Result = TypeVar("_Result")
 
 
 class CaptureService:
-    """The captured model, and what can be asked of it."""
+    """The captured model, and the requests that a parent can send about it."""
 
     example: ClassVar[Example] = "traced"
 
@@ -144,7 +144,7 @@ class CaptureService:
             self.file = with_lengths(self.file, self.seed, draws=self.trains)
 
     def report(self) -> Mapping[str, object]:
-        """Say what was captured; the graph itself is in its file."""
+        """Report the capture; the graph itself is in its file."""
         found = self.known.answer({"do": "report"}, self._reported)
         return {**found, "capture_s": self.capture_s}
 
@@ -200,7 +200,7 @@ class CaptureService:
         return {"facts": facts, "warnings": warnings}
 
     def optimizer_facts(self) -> OptimizerFacts:
-        """Measure what the file's optimizer holds."""
+        """Measure the memory of the file's optimizer."""
         from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
 
         return optimizer_facts(self.file.model, self.file.optimizer)

@@ -39,7 +39,7 @@ def serve_captures(begin: Callable[[Mapping[str, Any]], Requests] = lambda _: {}
     """Capture, report, and serve requests until standard input ends; so does this process then.
 
     Args:
-        begin: called with what was wanted, when torch is there and the model file was not run yet.
+        begin: called with the request once torch is loaded, before the model file is run.
     """
     gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
     replies, prints = Replies(), printed_once()
@@ -68,17 +68,17 @@ def serve_captures(begin: Callable[[Mapping[str, Any]], Requests] = lambda _: {}
 
 
 def service_of(wanted: Mapping[str, object]) -> CaptureService:
-    """Capture what is wanted: a trace, or the step as one op where a trace was refused."""
+    """Capture the requested model: as a trace, or as one op where a trace was refused."""
     return (OpaqueService if "refusal" in wanted else CaptureService)(wanted)
 
 
 class OpaqueService(CaptureService):
-    """The user's step as one op, since a trace was refused; nothing of it leaves a trace here."""
+    """The user's step as one op, after a refused trace; its runs change no state here."""
 
     example: ClassVar[Example] = "any"
 
     def _cut(self, wanted: Mapping[str, object]) -> None:
-        """Leave the batch whole: the user's step takes it so."""
+        """Return the batch uncut: the user's step takes it so."""
 
     def _capture(self, wanted: Mapping[str, object], blank: bool) -> None:
         from bigbrain_fx.frontend.opaque_step.capture import capture_step
@@ -95,7 +95,7 @@ class OpaqueService(CaptureService):
         return done_apart(super().optimizer_facts, OptimizerFacts(measured=False))
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
-        """Compare in a fork: the weights that are written later are those of model()."""
+        """Compare in a fork: the weights that are written later must stay model()'s."""
         from bigbrain_fx.frontend.first_batches import uncut
         from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
         from bigbrain_fx.frontend.opaque_step.trial import done_apart

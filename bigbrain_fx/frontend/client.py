@@ -1,4 +1,4 @@
-"""A child process with torch, as its parent sees it: started, asked, given a deadline, ended.
+"""A child process with torch, for its parent: start, requests, deadline and end.
 
 One JSON object a line each way; `service` is the other end. The parent imports no torch, and the
 user's code runs in the child only, with its prints on stderr.
@@ -34,13 +34,13 @@ class Task:
 
     Attributes:
         module: the program, run as `python -P -m`.
-        name: "capture"; of a fault of ours.
+        name: "capture", for reports of a fault of bigbrain_fx itself.
         slow: the step that took longer than `limit_s`, with a place for the limit: "{} to load".
         slow_help, ended_help: remedies when it takes too long, or ends by itself.
         limit_s: seconds for each answer.
         subject: the file at fault when the process ends: "model.py".
-        at: where that is.
-        libraries: that the program needs beside torch: "onnx".
+        at: the place of that file.
+        libraries: packages that the program needs beside torch, such as "onnx".
     """
 
     module: str
@@ -68,12 +68,12 @@ class Child:
     """The process of a task. Use it as a context manager, or call `close`.
 
     Args:
-        task: what it is for.
+        task: of the process.
         wanted: its argument; must be JSON.
-        threads: that torch computes with; None leaves the choice to the environment.
+        threads: number that torch computes with; None: the environment decides.
 
     Attributes:
-        spent: what its answers took.
+        spent: seconds of its answers.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Child:
         return self._read(line)
 
     def messages(self) -> Iterator[Message]:
-        """Yield what the child says until it ends well; all within one limit; as `answer`."""
+        """Yield the child's messages until it ends, within one limit; raise as `answer`."""
         deadline_s = time.monotonic() + self._task.limit_s
         while (line := self._line(deadline_s)) is not None:
             yield self._read(line)
@@ -133,7 +133,7 @@ class Child:
         return message
 
     def _note(self, spent: list[Any]) -> None:
-        """Note what an answer took; of later ones not the waiting before."""
+        """Note the time of an answer, without the idle time before a request."""
         laps = [Timing(**each) for each in spent]
         self.spent += laps[1:] if self.spent else laps
 
@@ -141,7 +141,7 @@ class Child:
         """Return the next message; None when there will be none.
 
         Code that Python itself runs as it starts (sitecustomize, .pth files) may print before the
-        child reserves its stdout for messages: that output is shown, as all prints are.
+        child reserves its stdout for messages. That output is shown, as all prints are.
         """
         while (line := self._any_line(deadline_s)) is not None and not line.startswith(b"{"):
             print(line.decode(errors="replace"), file=sys.stderr, flush=True)
@@ -183,7 +183,7 @@ class Child:
         return found
 
     def close(self, at_once: bool = False) -> None:
-        """End the child and what it started."""
+        """End the child and its own processes."""
         process = self._process
         if process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -205,7 +205,7 @@ class Child:
 
 
 def told_error(line: str) -> BigBrainError | None:
-    """Return the error that a child process says in a line, if it is one."""
+    """Return the error that a line of a child process reports, if it is one."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -218,7 +218,7 @@ def told_error(line: str) -> BigBrainError | None:
 def child_environment(threads: int | None) -> dict[str, str]:
     """Return the environment of a child.
 
-    Trials call ops one by one, also on a single row; torch writes its warnings of such calls
+    Trials call ops one by one, also on a single row. PyTorch writes its warnings of such calls
     straight to stderr, past all filters of Python. Threads of OpenMP that wait by spinning take the
     processors from other processes: on a loaded machine that tripled a capture. The user's settings
     stand.

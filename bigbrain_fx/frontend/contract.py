@@ -41,12 +41,12 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
     """Return how a model is trained, by the names of `ModelFile`.
 
     Args:
-        defined: what has these names: a module, or anything else with attributes.
-        path: what to call it in errors.
-        model: which is trained.
+        defined: object with these names: a module, or anything else with attributes.
+        path: name of `defined` in errors.
+        model: the trained one.
 
     Raises:
-        InputError: one of them is not what it must be.
+        InputError: one of the names has a value of a wrong kind.
     """
     module = cast("ModuleType", defined)
     functions, marks = functions_of(module, path), marks_of(model)
@@ -70,7 +70,7 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
 def _made_before(
     made: torch.optim.Optimizer, module: ModuleType, path: Path, model: nn.Module
 ) -> GroupedOptimizer:
-    """Return what makes an optimizer again that exists already."""
+    """Return a function that rebuilds an existing optimizer."""
     from bigbrain_fx.frontend.tracing.optimizers.as_data import as_data
 
     functions = (getattr(module, name, None) for name in ("scheduler", "lr_scale"))
@@ -309,7 +309,7 @@ def _lengths(module: ModuleType, path: Path) -> tuple[int, ...] | None:
 
 
 def kept_whole(module: ModuleType, path: Path) -> tuple[str, ...]:
-    """Return the modules that are kept whole, by path or class name."""
+    """Return the opaque modules that the file names, by path or class."""
     value = getattr(module, "leaves", ())
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise InputError(

@@ -12,7 +12,7 @@ _SHOWN = 3
 
 
 def help_without_gpu(error: BaseException) -> str | None:
-    """Say what to write where code fails as there is no GPU; None where that is not why."""
+    """Return the remedy for code that fails without a GPU; None for other failures."""
     text = str(error)
     if not any(words in text for words in _NO_GPU):
         return None
@@ -32,7 +32,7 @@ _NO_GPU = (
 
 
 def told_of_gpus(lines: Sequence[str], gpus: Sequence[str]) -> tuple[str, ...]:
-    """Return what the user of a plan with these GPUs should know of lines that ask for a device."""
+    """Return the remark for a plan with these GPUs on lines that query the device."""
     if not lines or not gpus:
         return ()
     more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""

@@ -1,7 +1,8 @@
 """A short text for a value of Python, the same in another process where the value is the same.
 
-Numbers, tensors and containers count whole; of functions what they hold, of classes what is no
-method, of other objects their attributes. This file knows Python's objects; it knows no files.
+Numbers, tensors and containers count by value. Of functions their code and closures count, of
+classes all but methods, of other objects the attributes. This file knows Python's objects; it knows
+no files.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _SKIPPED = frozenset(
 
 
 def digest(value: object, is_own: Callable[[object], bool] = lambda module: False) -> str:
-    """Return a text that tells a value from others.
+    """Return a text that is different for different values.
 
     Args:
         value: any.
-        is_own: whether a module's values count, too, and not its name alone.
+        is_own: whether a module's values count beside its name.
     """
     walk = _Hashing(is_own)
     walk.add(value, 0)
@@ -40,7 +41,7 @@ def digest(value: object, is_own: Callable[[object], bool] = lambda module: Fals
 
 @dataclass
 class _Hashing:
-    """A value and what it holds, on the way into a hash; what was met counts by its number."""
+    """A value and its parts, on the way into a hash; an object met before counts by its number."""
 
     is_own: Callable[[object], bool]
     hash: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
@@ -48,7 +49,7 @@ class _Hashing:
     kept: list[object] = field(default_factory=list)
 
     def add(self, value: object, depth: int) -> None:
-        """Add a value, and what it holds."""
+        """Add a value and its parts."""
         if isinstance(value, _PLAIN):
             self.say(type(value).__name__, repr(value))
         elif id(value) in self.met:
@@ -61,7 +62,7 @@ class _Hashing:
             self.look(value, depth + 1)
 
     def look(self, value: Any, depth: int) -> None:  # noqa: ANN401  # any object
-        """Add what an object holds, by its kind."""
+        """Add an object's parts, by its kind."""
         self.say("of", type(value).__qualname__)
         if isinstance(value, Tensor):
             self.numbers(value)
@@ -80,7 +81,7 @@ class _Hashing:
             self.parts(value, depth)
 
     def parts(self, value: Any, depth: int) -> None:  # noqa: ANN401  # any object
-        """Add the parts of what is no number."""
+        """Add the parts of a value that is no number."""
         if isinstance(value, Mapping):
             self.pairs(value, depth)
         elif isinstance(value, set | frozenset):
@@ -113,14 +114,14 @@ class _Hashing:
             self.add(item, depth)
 
     def function(self, value: types.FunctionType, depth: int) -> None:
-        """Add what a function holds; its lines are the same text."""
+        """Add a function's closure and defaults; its source is in the text."""
         self.say("function", value.__qualname__)
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         for held in (value.__defaults__, value.__kwdefaults__, vars(value), cells):
             self.add(held, depth)
 
     def kind(self, value: type, depth: int) -> None:
-        """Add what a class of the user's holds beside its methods."""
+        """Add a user class's attributes beside its methods."""
         self.say("class", value.__qualname__)
         if self.is_own(_module_of(value)):
             held = {k: v for k, v in vars(value).items() if k not in _SKIPPED}
@@ -147,7 +148,7 @@ class _Hashing:
 
 
 def _slots(value: object) -> dict[str, object]:
-    """Return what an object has in slots."""
+    """Return the values in an object's slots."""
     kinds = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     names = (name for slots in kinds for name in ([slots] if isinstance(slots, str) else slots))
     return {name: getattr(value, name) for name in names if hasattr(value, name)}

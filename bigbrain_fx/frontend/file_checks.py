@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def quantised(file: ModelFile, quantize: object) -> QuantisedModel | None:
-    """Put a model's frozen weights into int8 where that was asked for."""
+    """Quantise a model's frozen weights to int8 where the options request it."""
     if quantize is None:
         return None
     from bigbrain_fx.frontend.quantised import quantise
@@ -38,7 +38,7 @@ def require_read_by_layers(captured: Captured, quantised: QuantisedModel | None)
 
 
 def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
-    """Trace a model file's model as was asked for."""
+    """Trace a model file's model as requested."""
     from bigbrain_fx.frontend.tracing.trace import capture
 
     return capture(
@@ -61,7 +61,7 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
 
 
 def with_optimizer_for_devices(file: ModelFile) -> ModelFile:
-    """Return a model file whose optimizer each device can make of its own parameters."""
+    """Return a model file with an optimizer that each device can build for its own parameters."""
     from bigbrain_fx.frontend.tracing.optimizers.as_data import for_devices
 
     return replace(file, optimizer=for_devices(file.optimizer, file.model))
@@ -131,7 +131,7 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
 
 
 def require_optimizer(file: ModelFile) -> None:
-    """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
+    """Refuse an optimizer that fails; `estimate` requests its memory alone."""
     from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
     from bigbrain_fx.frontend.tracing.optimizers.per_device import require_runnable
 
@@ -140,7 +140,7 @@ def require_optimizer(file: ModelFile) -> None:
 
 
 def require_steady_file(file: ModelFile, seed: int) -> None:
-    """Refuse batches that change what a trace keeps."""
+    """Refuse batches that change a constant of the trace."""
     from bigbrain_fx.frontend.plain_entries import require_steady
     from bigbrain_fx.frontend.user_cut import as_traced
 
@@ -154,7 +154,7 @@ def require_steady_file(file: ModelFile, seed: int) -> None:
 
 
 def fixed_parts(file: ModelFile) -> tuple[object, ...]:
-    """Return what else than tensors the model goes by in a batch."""
+    """Return the entries of a batch beside its tensors that affect the model."""
     from bigbrain_fx.frontend.plain_entries import fixed_entries
 
     if file.batches is None:
@@ -189,7 +189,7 @@ def on_lengths(file: ModelFile, captured: Captured) -> Captured:
 
 
 def require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:
-    """Require that unequal batches are trained as the file says; note what to know of it."""
+    """Require that unequal batches are trained as the file declares; note remarks."""
     from bigbrain_fx.frontend.tracing.batches.uneven import require_padding, require_rows
 
     require_rows(file.drop_last, captured, training)

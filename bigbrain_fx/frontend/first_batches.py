@@ -1,7 +1,7 @@
 """The first batches of a model file, read as a bundle would read them: do they fit its trace?
 
 A trace holds for the example's shapes, types and entries. A run checks later batches. A smaller
-last batch that the file does not mention is kept where a trace can.
+last batch that the file does not mention is trained where the trace allows it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class BatchReading:
 
     Attributes:
         inputs: model input -> its place in a batch.
-        whole: inputs that are not cut.
+        whole: inputs that micro-batches share uncut.
         micro_batches: how many parts a batch is cut into.
         specs: model input -> element type and shape in a whole batch.
-        splitting: what the file says of unequal batches.
+        splitting: the file's rules for unequal batches.
         by_user: whether the file's `micro` cuts.
     """
 
@@ -55,10 +55,10 @@ def require_first_batches(
 ) -> None:
     """Read a few batches; leave the file's generators as they were.
 
-    `reason` says why the trace holds for batches of one length, where it might have held for more.
+    `reason` is the reason why the trace holds for batches of one length only.
 
     Raises:
-        CaptureError: one of them does not fit what the model was traced with.
+        CaptureError: a batch does not fit the trace.
     """
     import torch
 
@@ -105,7 +105,7 @@ def require_batches(file: ModelFile, seed: int) -> None:
 
 
 def _until_end(file: ModelFile) -> Callable[[int], Iterator[object]]:
-    """Return the file's batches; that they end is told apart from a fault."""
+    """Return the file's batches; their regular end is distinct from a fault."""
 
     def batches(seed: int) -> Iterator[object]:
         assert file.batches is not None
@@ -137,11 +137,11 @@ def _fault(file: ModelFile, stream: Stream, count: int = MOST) -> str | None:
 
 
 def uncut(effect: MicroBatchEffect, file: ModelFile, batch: Batch, seed: int) -> MicroBatchEffect:
-    """Return what micro-batches change; not compared, where a later batch cannot be cut into them.
+    """Return the effect of micro-batches as not compared, where a later batch cannot be cut.
 
     Args:
         effect: of the example's micro-batches.
-        file: whose batches are read.
+        file: the model file, for its batches.
         batch: the example, taken apart.
         seed: of the batches.
     """
@@ -164,12 +164,12 @@ def uncut(effect: MicroBatchEffect, file: ModelFile, batch: Batch, seed: int) ->
 
 
 def keeping_smaller(file: ModelFile, seed: int, captured: Captured) -> ModelFile:
-    """Return a model file that says `drop_last = False` where it says nothing and its data need it.
+    """Return a model file with `drop_last = False` where it has no such name and its data need it.
 
     Args:
-        file: whose first batches are read, in a fork.
+        file: the model file; its first batches are read in a fork.
         seed: of the batches.
-        captured: the model, traced; with a fixed number of rows nothing can be smaller.
+        captured: the traced model; with a fixed number of rows no batch can be smaller.
     """
     is_open = file.drop_last is None and file.batches is not None and file.micro is None
     if not is_open or captured.graph.static_batch is not None:

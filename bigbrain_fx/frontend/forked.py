@@ -1,4 +1,4 @@
-"""Work done in a fork of this process that nobody else sees; a model file run once more there.
+"""Work in a fork of this process, without effects here: a function, or a model file run anew.
 
     the file, or text of it, seeded ─▶ a fork ─▶ a short text for each value
 
@@ -37,10 +37,10 @@ def run_apart(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str
     """Run code in a fork of this process; return its values, or None where it takes too long.
 
     Args:
-        read: what is run.
-        path: the file that it is of.
-        seed: of torch's dice.
-        other_seed: of Python's and NumPy's.
+        read: the code.
+        path: the file of the code.
+        seed: of torch's generator.
+        other_seed: of Python's and NumPy's generators.
     """
     return apart(partial(_answer, read, path, seed, other_seed))
 
@@ -48,7 +48,7 @@ def run_apart(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str
 def apart(
     work: Callable[[], Mapping[str, str]], limit_s: float | None = None
 ) -> Mapping[str, str] | None:
-    """Do work in a fork of this process; return what it found, or None where it takes too long."""
+    """Do work in a fork of this process; return its result, or None where it takes too long."""
     limit_s = LIMIT_S if limit_s is None else limit_s
     there, here = os.pipe()
     pid = os.fork()
@@ -118,7 +118,7 @@ def _answer(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str, 
 
 
 def is_of(module: object, folder: Path) -> bool:
-    """Whether a module stands in the user's folder, and is neither ours nor installed there."""
+    """Whether a module is in the user's folder, and neither of bigbrain_fx nor installed there."""
     file = str(getattr(module, "__file__", None) or "")
     ours = str(getattr(module, "__name__", "")).partition(".")[0] == "bigbrain_fx"
     return file.startswith(f"{folder}{os.sep}") and "site-packages" not in file and not ours

@@ -1,9 +1,9 @@
 """Free lengths of rows: the dimensions of a batch in which other batches are shorter or longer.
 
     lengths = (64, 128, 256)   batches have one of these lengths, or are filled up to it (`pad`)
-    nothing said               found in the first batches: each keeps the length that it has
+    no `lengths`               found in the first batches: each keeps the length that it has
 
-The example becomes as long as the longest batch: by it all is planned.
+The example becomes as long as the longest batch, and plans are made for that.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class _Seen:
 
 
 def with_lengths(file: ModelFile, seed: int, *, draws: bool) -> ModelFile:
-    """Return a model file that knows which lengths are free; its example is the longest batch.
+    """Return a model file with its free lengths; its example is the longest batch.
 
     Args:
-        file: whose batches are read.
+        file: the model file, for its batches.
         seed: of the batches.
-        draws: read the first batches; else what the file declares is all that is known.
+        draws: read the first batches, too; else the file's declarations alone count.
 
     Raises:
-        InputError: a batch is longer than the longest of `lengths`; or has none of them, and
-            nothing fills it up.
+        InputError: a batch is longer than the longest of `lengths`, or has another length and no
+            `pad`.
     """
     if file.parts > 1 or file.lengths == ():
         return file
@@ -150,7 +150,7 @@ def _shapes_of(entry: Entry, drawn: Sequence[Mapping[str, _Seen]]) -> Iterator[t
 def _declared_dims(file: ModelFile, batch: Batch) -> Sizes:
     """Return the dimensions that are as long as the rows of the first entry that `pad` names.
 
-    Without `pad`, as those of the first entry of whole numbers, else of the first of all.
+    Without `pad`, the first entry of integers counts, else the first entry.
     """
     rows = [*filter(_may_vary, batch.entries)]
     named = [e for e in rows if str(e.said_name) in {*map(str, file.pad)}]

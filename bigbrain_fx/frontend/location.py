@@ -1,4 +1,4 @@
-"""Locations of models: "model.py", "model.py:name", "hf:path", "m.onnx". No torch here.
+"""Locations of models: "model.py", "model.py:name", "hf:path", "m.onnx". Imports no torch.
 
 hf:path/to/config.json            a Hugging Face model, from its configuration alone
 hf:path/to/folder?batch=4&seq=64  the folder with that file; rows and length of the example
@@ -24,7 +24,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class SizedLocation:
-    """A file that leaves sizes free, and the sizes chosen for them.
+    """A file with free sizes, and the sizes chosen for them.
 
     Attributes:
         path: the file, absolute.
@@ -95,7 +95,7 @@ def resolved(
 
     Raises:
         InputError: there is no such file; or batch, seq and dtype are given for a model file, which
-            says them itself.
+            defines them itself.
     """
     given = {k: v for k, v in (("batch", batch), ("seq", seq), ("dtype", dtype)) if v is not None}
     if is_hf(location) or is_onnx(location):

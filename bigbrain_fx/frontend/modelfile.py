@@ -1,6 +1,6 @@
-"""A user's model file -> a ModelFile: the module, its example batch and what else the file defines.
+"""A user's model file -> a ModelFile: the module, its example batch and its other definitions.
 
-The file is code and is run as code. This room's file knows the contract; it knows no tracing.
+The file is code and is run as code. This module knows the contract; it knows no tracing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class ModelFile:
 
     Attributes:
         path: the file; of a Hugging Face model its config.json, or the ONNX file.
-        name: the object that made the model ("model" unless the user said otherwise).
+        name: the object that made the model ("model" unless the location names another).
         model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
         free: dimensions in which batches are shorter, by entry, and their names: see `lengths`.
-        parts, whole_batch: into how many parts `micro` cuts a batch, of which the example is one.
+        parts, whole_batch: number of parts that `micro` cuts a batch into, and the uncut example.
         numbers: entries of a batch that are numbers, and tensors of this type in the example.
     """
 
@@ -88,10 +88,10 @@ def load_model_file(
         location: "model.py", "model.py:name", "hf:config.json", or "model.onnx".
         seed: given to `torch.manual_seed` before the file runs and before the model is built.
         meta: build the model from shapes alone: no tensor has numbers.
-        blank: leave the parameters without numbers and make all else: weights come later.
-        cache: rows of keys and values that are kept: the model is then one of single positions.
-        example: what becomes of the example batch: it is taken apart, or may be of any kind, or is
-            not made where the file has `batches`.
+        blank: leave the parameters without numbers and build all else: weights come later.
+        cache: rows of cached keys and values; the model then computes single positions.
+        example: treatment of the example batch: taken apart, of any kind, or not built where the
+            file has `batches`.
 
     Raises:
         InputError: the file cannot be used; names its line, and the candidates for the model.
@@ -179,7 +179,7 @@ def _building(meta: bool, blank: bool) -> contextlib.AbstractContextManager[obje
 
 
 def _reserve(model: nn.Module, meta: bool, blank: bool) -> None:
-    """Let tensors without numbers be CPU tensors: then the trace is that of the whole model."""
+    """Let tensors without numbers be CPU tensors: then the trace is that of the full model."""
     if (meta or blank) and not reserve(model) and blank:
         raise InputError(
             "this system grants no memory addresses without memory behind them",
@@ -190,7 +190,7 @@ def _reserve(model: nn.Module, meta: bool, blank: bool) -> None:
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """List what could be the model: module classes and instances that the file itself defines."""
+    """List candidates for the model: module classes and instances that the file itself defines."""
     found = []
     for name, value in vars(module).items():
         own_class = isinstance(value, type) and issubclass(value, nn.Module)
@@ -325,12 +325,12 @@ def has_lazy(model: nn.Module) -> bool:
 
 
 def give_sizes(model: nn.Module, batch: object, loss: object) -> None:
-    """Run the model once on a batch; where that fails, it stays as it is.
+    """Run a model with lazy modules once on a batch; where that fails, it stays as it is.
 
     Args:
-        model: some of whose modules are lazy.
+        model: with lazy modules.
         batch: the example batch.
-        loss: the file's loss function, or None: it says how a batch reaches forward.
+        loss: the file's loss function, or None; it decides how a batch reaches forward.
     """
     with modes_kept(model), torch.no_grad():
         model.eval()
@@ -354,7 +354,7 @@ _MODES = (
 
 
 def eval_parts_note(model: nn.Module) -> str | None:
-    """Say which parts `model.train()` changes; None where there are none.
+    """Name the parts that `model.train()` changes; None where there are none.
 
     A model that is in eval mode itself trains as a whole: `from_pretrained` returns such.
     """

@@ -1,11 +1,11 @@
-"""Entries of a batch beside its tensors, and whether the model goes by them: tried in runs.
+"""Entries of a batch beside its tensors, and trial runs that show which of them affect the model.
 
     {"x": ..., "ntokens": 66}, then {"x": ..., "ntokens": 72} ─▶ ntokens is an input, float32[]
     {"x": ..., "phase": "warm", "views": [a, b], "mask": None} ─▶ phase is "warm", 2 views, no mask
 
-A trace keeps a number for ever. One that changes in the first batches becomes a tensor without
-dimensions, where the model computes the same from it bit by bit. Other entries that the model goes
-by must stay as in the example: a run stops where one differs. The module knows batches and runs
+A number is a constant of the trace. A number that changes in the first batches becomes a tensor
+without dimensions, where the model's results stay bitwise equal. Other entries that affect the
+model must stay as in the example: a run stops where one differs. The module knows batches and runs
 steps; of graphs it reads the ops behind an input.
 """
 
@@ -50,7 +50,7 @@ Types = Mapping[Key, str]
 
 
 def nodes(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
-    """Yield every part of a batch under its key, containers before what they hold."""
+    """Yield every part of a batch under its key, containers before their items."""
     yield key, batch
     if isinstance(batch, Mapping):
         for name, value in batch.items():
@@ -68,7 +68,7 @@ def plain_values(batch: object) -> Iterator[tuple[Key, PlainValue]]:
 
 
 def _beside_tensors(batch: object) -> Iterator[tuple[Key, object]]:
-    """Yield what a model may go by: plain values, lengths of lists, orders of dicts, objects."""
+    """Yield entries that may affect a model: values, lengths of lists, orders of dicts, objects."""
     yield from plain_values(batch)
     for key, value in nodes(batch):
         if key and isinstance(value, list | tuple) and not hasattr(value, "_fields"):
@@ -81,7 +81,7 @@ def _beside_tensors(batch: object) -> Iterator[tuple[Key, object]]:
 
 
 def _unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
-    """Yield what a batch has otherwise than the example, beside the numbers of its tensors."""
+    """Yield a batch's differences from the example, numbers of tensors left out."""
     if isinstance(example, Mapping) and isinstance(batch, Mapping):
         for name, value in batch.items():
             yield from _unlike(example.get(name, _NOTHING), value, (*key, name))
@@ -233,7 +233,7 @@ def with_numbers(batch: object, numbers: Types) -> object:
 
 
 def with_number_inputs(file: ModelFile, numbers: Types) -> ModelFile:
-    """Return a model file whose example has tensors in the place of numbers."""
+    """Return a model file with an example that has tensors in the place of numbers."""
     if not numbers:
         return file
     example = with_numbers(file.example_batch, numbers)
@@ -321,15 +321,14 @@ def assumes_number(graph: Graph, numbers: Types) -> bool:
 def fixed_entries(
     model: nn.Module, example: object, loss: Loss | None, autocast: str | None
 ) -> tuple[Fixed, ...]:
-    """Return the entries that are no tensors and that count, with their values.
+    """Return the entries beside tensors that affect the model, with their values.
 
-    Of a list it is its length; of a dict, where it counts, the order of its names.
-
-    Of an object (an enum, a slice) it is what repr says. Of a model that is costly to run these are
-    all that reach forward, texts left out.
+    The value of a list is its length; of a dict, where it counts, the order of its names. The value
+    of an object (an enum, a slice) is its repr. A model that is costly to run is not tried: all
+    entries that reach forward count then, texts left out.
 
     Raises:
-        InputError: an object counts, and nothing that repr says tells it from another.
+        InputError: an object counts, and its repr is the same for other objects.
     """
     found = [*_beside_tensors(example)]
     if not found:
@@ -351,7 +350,7 @@ def _reaches(how: Route, key: Key) -> bool:
 
 
 def _kept(key: Key, value: object) -> PlainValue:
-    """Return what a run compares: a plain value itself, of an object what repr says of it."""
+    """Return the value that a run compares: a plain value itself, an object's repr."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     said = repr(value)
@@ -381,7 +380,7 @@ def _goes_by(trial: _Trial, key: Key, value: object) -> bool:
 
 
 def _others(held: object, value: object, asked: list[str]) -> Iterator[object]:
-    """Yield values to try; a text notes in `asked` when it is compared."""
+    """Yield values to try; a text records its comparisons in `asked`."""
     if isinstance(held, list | tuple):
         yield [*held, held[-1] if held else 0.0]
     elif isinstance(held, Mapping):
@@ -399,7 +398,7 @@ def _others(held: object, value: object, asked: list[str]) -> Iterator[object]:
 
 
 def _noting(asked: list[str]) -> type[str]:
-    """Return texts that note what they are asked, but for how they are shown."""
+    """Return texts that record their uses, other than printing."""
 
     class Noting(str):
         __slots__ = ()

@@ -17,10 +17,10 @@ _NUMBER = re.compile(r"\d+")
 
 
 class Prints(io.TextIOBase):
-    """A stream before another one, which leaves out what was printed before.
+    """A stream in front of another one, which drops text that was printed before.
 
     Attributes:
-        left_out: how many lines were.
+        left_out: number of dropped lines.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
@@ -37,15 +37,15 @@ class Prints(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """As of what stands behind this."""
+        """Encoding of the stream behind this one."""
         return self.stream.encoding
 
     def __getattr__(self, name: str) -> object:
-        """Be what stands behind this in all else: `reconfigure`, `name`."""
+        """Return any other attribute of the stream behind this one: `reconfigure`, `name`."""
         return getattr(self.stream, name)
 
     def fileno(self) -> int:
-        """Return the file descriptor of what stands behind this."""
+        """Return the file descriptor of the stream behind this one."""
         return self.stream.fileno()
 
     def isatty(self) -> bool:
@@ -64,7 +64,7 @@ class Prints(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush what stands behind this; a line that has only begun waits for its end."""
+        """Flush the stream behind this one; an unfinished line waits for its end."""
         self.stream.flush()
 
     def finish(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A frozen base in int8: linear layers and embeddings whose weights do not train, before capture.
+"""Quantisation of frozen linear layers and embeddings to int8, before capture.
 
     weight = int8 * weight_scale        one scale for each output (each word of an embedding)
 
@@ -39,7 +39,7 @@ class QuantisedModel:
 
     @property
     def note(self) -> str:
-        """Say what stays as it is; nothing, where all was quantised."""
+        """Return the remark on layers that are not quantised; empty where all are."""
         if not self.left:
             return ""
         name, why = self.left[0]

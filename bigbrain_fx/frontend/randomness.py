@@ -1,6 +1,6 @@
 """Give each random op of a graph a place that any split of the graph agrees on.
 
-This room knows module paths only: it must not know stages or devices, or the places would differ.
+This module knows module paths only: places must not depend on stages or devices.
 """
 
 from __future__ import annotations

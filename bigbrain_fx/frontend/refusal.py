@@ -29,7 +29,7 @@ class _Row:
 
 
 class Refusal(_Row):
-    """A row of what cannot be used."""
+    """A row for an input that cannot be used."""
 
     def error(self, at: str | None, /, *notes: str, **facts: object) -> InputError:
         """Return the error of this row, its facts filled in."""
@@ -39,7 +39,7 @@ class Refusal(_Row):
 
 
 class TraceRefusal(_Row):
-    """A row of what no trace can hold."""
+    """A row for code that no trace can hold."""
 
     def error(
         self, at: str | None, /, *notes: str, inside: object = None, **facts: object
@@ -48,8 +48,8 @@ class TraceRefusal(_Row):
 
         Args:
             at: the user's line.
-            notes: what torch said, or the line's text; empty ones are left out.
-            inside: the module that it is about.
+            notes: torch's message, or the line's text; empty ones are left out.
+            inside: the module at fault.
             facts: by name.
         """
         what, help_ = self.what.format(**facts), self.help.format(**facts)

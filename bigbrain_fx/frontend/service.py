@@ -1,6 +1,6 @@
 """The other end of `client`: duties of every child process with torch besides its work.
 
-A child loads torch or says why it cannot, ends with its parent, keeps stdin and stdout for the
+A child loads torch or reports why it cannot, ends with its parent, keeps stdin and stdout for the
 protocol, and reports failures.
 """
 
@@ -44,7 +44,7 @@ def require_torch(*more: str) -> None:
 
 
 def memory_error(error: BaseException) -> InputError | None:
-    """Return what a user is told where memory has run out, as under a limit of it."""
+    """Return the user's error where memory has run out, as under a limit of it."""
     if not is_of_memory(error):
         return None
     first = str(error).partition("\n")[0]
@@ -81,7 +81,8 @@ class Replies:
     def reply(self, work: Callable[[], Mapping[str, object]], part: str = "work") -> bool:
         """Do some work and send its result, or its error; return whether it went well.
 
-        The seconds of the work are sent along as "spent"; the first time those before it, too.
+        The seconds of the work are sent along as "spent"; the first reply includes the start-up
+        time.
 
         Args:
             work: gives the result.

@@ -35,15 +35,14 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
-        fixed: entries besides tensors that the model goes by, see `Source` of a plan.
-        cache, positions: cached rows of keys and values, and tokens of each; 0 for a model of whole
-        rows.
+        fixed: entries besides tensors that affect the model, see `Source` of a plan.
+        cache, positions: cached rows of keys and values, and tokens of each; 0 for a model of rows.
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states,
-            optimizer_at_once: memory of its optimizer, see `Source` of a plan.
+        optimizer_at_once: memory of its optimizer, see `Source` of a plan.
         quantize, quantize_error: type of frozen weights, and the largest error of one.
         ships_file, optimizer: see `Source` of a plan.
-        has_generators: its `batches` lead to random generators of the file's own.
-        device_lines: the user's lines that ask for the device.
+        has_generators: `batches` refers to random generators of the file's own.
+        device_lines: the user's lines that query the device.
     """
 
     path: str
@@ -105,10 +104,10 @@ class CaptureSession:
     Use it as a context manager, or call `close`.
 
     Attributes:
-        graph: what was captured.
-        facts: what the file defines.
-        warnings: what the user should know.
-        capture_s: seconds that the child took, its import of torch left out.
+        graph: the captured model.
+        facts: the file's definitions.
+        warnings: remarks for the user.
+        capture_s: seconds of the child, its import of torch left out.
     """
 
     def __init__(self, child: Child, graph: Graph, answer: Message) -> None:
@@ -170,13 +169,14 @@ class CaptureSession:
         Args:
             held: device -> the names of its trained parameters.
             here: whether the devices are CPUs, as in the trial.
-            shards: what members of tensor groups have of them.
+            shards: the TP ranks' shards of these parameters.
 
         Returns:
-            What the user should know.
+            Remarks for the user.
 
         Raises:
-            InputError: it fails there, or updates otherwise than with all parameters.
+            InputError: the optimizer fails there, or its updates differ from those with all
+                parameters.
         """
         if not (self.facts.has_optimizer or self.facts.has_scheduler):
             return ()
@@ -189,7 +189,7 @@ class CaptureSession:
         """Compare a step on the example batch with one in micro-batches; see `measure`.
 
         Raises:
-            InputError: `loss_weight` is no count; or the dimension of the rows cannot be told.
+            InputError: `loss_weight` is no count; or the dimension of the rows is ambiguous.
         """
         answer = self._child.ask({"do": "micro-batches", "count": count})
         return TypeAdapter(MicroBatchEffect).validate_python(answer["effect"])
@@ -273,20 +273,20 @@ def capture_file(
         path: "model.py", "model.py:name", or "hf:config.json".
         time_limit_s: seconds for loading, capturing, and for each later request.
         meta: shapes only: the model is built without weights.
-        blank: the parameters have no numbers, all else has: weights come from elsewhere.
+        blank: parameters have no numbers, other tensors do: weights come from elsewhere.
         training: as in `capture`.
         seed: of the model's weights and the example batch.
         micro_batch: as in `capture`.
         assume: as in `capture`.
-        leaves: as in `capture`; added to those that the model file names.
+        leaves: as in `capture`, beside the opaque modules that the model file names.
         cache: as in `load_model_file`.
-        quantize: "int8": frozen weights are put into that first.
-        parts: into which the file's `micro` cuts a batch, where it has one.
+        quantize: "int8": frozen weights are quantised to int8 first.
+        parts: number of parts of a batch, where the file has `micro`.
         strict: as in `capture`.
         apart: as in `capture`.
         loss_apart: as in `capture`.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
-        child: the module of the child process; one may answer more than a capture needs.
+        child: the module of the child process; some answer more requests than a capture needs.
 
     Raises:
         InputError: the file cannot be used, takes too long, or ends its process.
@@ -331,7 +331,7 @@ def _session(task: Task, wanted: Mapping[str, object]) -> CaptureSession:
 
 
 def _task(file: Path, time_limit_s: float, child: str) -> Task:
-    """Return what the child is for, and what to say when it is slow or ends."""
+    """Return the child's task, with its messages for a slow child or an early end."""
     return Task(
         module=child,
         name="capture",

@@ -1,8 +1,8 @@
-"""A model file whose own `micro(batch, parts)` cuts its batches: a part is the trace's batch.
+"""Model files with their own `micro(batch, parts)`: a part is the trace's batch.
 
     example batch ─▶ micro(batch, 4) ─▶ part 0 is traced, in its own shapes; the plan has four
 
-Whole batch and parts are compared as plain PyTorch, loss and gradients.
+Batch and parts are compared as plain PyTorch, loss and gradients.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cut(file: ModelFile, batch: object, count: int) -> list[object]:
     """Return the parts into which the file cuts a batch.
 
     Raises:
-        InputError: they are not so many, or not alike; or `micro` fails.
+        InputError: their number is wrong, or they differ in shapes; or `micro` fails.
     """
     assert file.micro is not None
     try:
@@ -59,7 +59,7 @@ def cut(file: ModelFile, batch: object, count: int) -> list[object]:
 
 
 def with_parts(file: ModelFile, count: int) -> ModelFile:
-    """Return a model file whose example is the first of so many parts.
+    """Return a model file with the first of so many parts as its example.
 
     Raises:
         InputError: as `cut`; or the file has no data to cut.
@@ -80,7 +80,7 @@ def with_parts(file: ModelFile, count: int) -> ModelFile:
 
 
 def part_counts(function: Callable[[Any], object], part: object) -> dict[str, Tensor]:
-    """Return the entry that says by what a part weighs, for devices that cannot count.
+    """Return the entry with the weight of a part, for devices that cannot count.
 
     Raises:
         InputError: it is no number, negative, NaN or infinite.
@@ -89,7 +89,7 @@ def part_counts(function: Callable[[Any], object], part: object) -> dict[str, Te
 
 
 def as_traced(file: ModelFile, batch: object) -> object:
-    """Return of a batch what the trace takes: its first part, with tensors for its numbers."""
+    """Return the trace's part of a batch: the first one, with tensors for its numbers."""
     own = cut(file, batch, file.parts)[0] if file.parts > 1 else batch
     return with_numbers(own, file.numbers)
 
@@ -98,11 +98,11 @@ def effect_of_parts(file: ModelFile, later: object) -> MicroBatchEffect:
     """Compare a step on the whole batch with one on its parts; then on weights that have moved.
 
     Args:
-        file: whose example is a part.
+        file: with a part as its example.
         later: another batch of its data.
 
     Raises:
-        InputError: `loss_weight` gives no number for a part; or parts are not alike.
+        InputError: `loss_weight` gives no number for a part; or parts differ in shapes.
     """
     nothing = MicroBatchEffect(file.parts, file.parts)
     try:

@@ -26,8 +26,8 @@ from bigbrain_fx.frontend.translation.sources import where
 class _DataFolders(importlib.abc.MetaPathFinder):
     """Keep Python from taking a folder of data beside the model file for a package.
 
-    torch looks for modules that it can do without (triton, z3, optree), and any folder is a
-    package to Python, though it has no Python in it.
+    torch looks for optional modules (triton, z3, optree). To Python any folder is a package, even
+    one without Python files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,12 +83,12 @@ def run_file(path: Path, seed: int) -> ModuleType:
 
 @contextlib.contextmanager
 def errors_of(path: Path, what: str, remedy: str | None = None) -> Iterator[None]:
-    """Turn whatever the user's code raises into an InputError that names the line.
+    """Turn any exception of the user's code into an InputError that names the line.
 
     Args:
         path: of the model file.
-        what: failed.
-        remedy: for an exception that no other remedy is known of.
+        what: failed, as a sentence's subject.
+        remedy: for exceptions without a more specific one.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def definition(value: object, path: Path) -> str:
-    """Return where a function or class is defined; the file, where nobody knows the line."""
+    """Return the place of a function's or class's definition; the file without a known line."""
     try:
         return f"{path.name}:{inspect.getsourcelines(cast('type', value))[1]}"
     except (OSError, TypeError):

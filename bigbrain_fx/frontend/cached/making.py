@@ -24,14 +24,13 @@ _ROWS = 3  # while the form is made, any number
 
 @dataclass(eq=False)
 class Making:
-    """A graph in the making.
+    """A graph under construction.
 
     Attributes:
-        row: the trace that it is made of.
+        row: the trace that the graph is derived from.
         places: rows of the caches.
-        caches, tables: by name, what it has beside the model's own tensors: [places, T, ...] and
-            [T, ...].
-        one: node of the trace -> its node here.
+        caches, tables: by name, its tensors beside the model's own: [places, T, ...] and [T, ...].
+        one: node of the trace -> its node in this graph.
         inputs: `TOKENS`, `ROW` and `POSITION`.
     """
 
@@ -67,7 +66,7 @@ class Making:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
-        """Add a call; what it returns is known at once, or it is refused at its place."""
+        """Add a call; its result's shape is known at once, or the call is refused at its place."""
         named = dict(kwargs or {})
         node = self.graph.call_function(target, args, named)
         if like is not None:
@@ -140,7 +139,7 @@ class Making:
         kwargs: Mapping[str, Any] | None = None,
         like: fx.Node | None = None,
     ) -> fx.Node:
-        """Return a call before all others, once for all that read it: so that layers stay alike."""
+        """Return a call before all others, shared by all readers: so layers stay identical."""
         key = target, args
         if key not in self._first:
             with self.graph.inserting_after(self._head):

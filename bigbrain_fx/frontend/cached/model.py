@@ -34,17 +34,17 @@ def with_cache(
     """Return a model as one that computes single positions, and some of its example's.
 
     Args:
-        model: of rows of tokens; it stays as it is, but in eval mode and with buffers more.
+        model: of rows of tokens; it is put into eval mode and gets the caches as buffers.
         example_batch: as in `capture`.
         loss: as in `capture`.
         autocast: as in `capture`.
         batch_dims: as in `capture`.
-        places: rows of keys and values that are kept.
-        tries: whether the form is tried; a model without numbers is lent some for that.
+        places: rows of keys and values in the caches.
+        tries: whether the form is tried; a model without numbers gets random ones for that.
 
     Raises:
         InputError: its example has no rows of tokens.
-        CaptureError: no form of one position was found, or it was tried and is another model.
+        CaptureError: no form of one position was found, or the trial found other results.
     """
     row = row_of(model.eval(), example_batch, loss, autocast, batch_dims)
     module = cached_module(row, TRIED)
@@ -57,7 +57,7 @@ def with_cache(
 
 
 def _require_memory(module: Cached, places: int) -> None:
-    """Refuse rows that a capture cannot hold here: it compares what is written into them.
+    """Refuse caches that do not fit into this host's memory: a capture writes and compares them.
 
     Raises:
         CaptureError: with both numbers.

@@ -18,8 +18,8 @@ from bigbrain_fx.frontend.cached.row import Row
 class Cached(nn.Module):
     """Scores [B, 1, words] of tokens [B, 1], each at its position of its row of the caches.
 
-    Several tokens of one row may come at once, in order: each sees those before it. The caches
-    have one row more than `places`, for what only fills a batch up.
+    Several tokens of one row may come at once, in order: each sees the earlier ones. The caches
+    have one row more than `places`, for the padding of a batch.
     """
 
     def __init__(self, row: Row, form: PositionForm, places: int) -> None:
@@ -62,7 +62,7 @@ class Cached(nn.Module):
 
     @property
     def one(self) -> Mapping[fx.Node, fx.Node]:
-        """Return, for each value of the whole row's trace, the node that computes it."""
+        """Return the node that computes each value of the row's trace."""
         return self._made[1].one
 
     def forward(self, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:

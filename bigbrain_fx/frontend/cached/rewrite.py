@@ -1,4 +1,4 @@
-"""The trace of a whole row -> a graph of one position, which reads keys and values from caches.
+"""The trace of a row -> a graph of one position, which reads keys and values from caches.
 
 position by position   the same op, on a slice of length one
 attention              the new query against all keys and values, cached where they are made
@@ -25,13 +25,13 @@ _SIZED = frozenset(
 
 @dataclass(frozen=True)
 class PositionForm:
-    """A graph of one position, and the tensors it has beside the model's own.
+    """A graph of one position, and its tensors beside the model's own.
 
     Attributes:
         graph: placeholders are `TOKENS`, `ROW` and `POSITION`; tensors by the user's names.
         caches: name -> shape of one row, element type; [T, ...].
-        tables: name -> what is indexed by position, [T, ...].
-        one: node of the trace -> its node here.
+        tables: name -> a tensor that is indexed by position, [T, ...].
+        one: node of the trace -> its node in `graph`.
     """
 
     graph: fx.Graph
@@ -69,7 +69,7 @@ class _Rules:
         self.cache = Caches(self.made, self.table)
 
     def add(self, node: fx.Node) -> None:
-        """Add what computes a value at one position."""
+        """Add the ops that compute a value at one position."""
         if node in self.made.one:
             return
         special: dict[object, Callable[[fx.Node], fx.Node]] = {
@@ -112,7 +112,7 @@ class _Rules:
         return self.made.call(like, like.target, args, kwargs)
 
     def _kept_sizes(self, node: fx.Node) -> list[Any] | None:
-        """Give a view of scores over all keys its sizes: its T are those of what it views."""
+        """Give a view of scores over all keys its sizes: its T is that of the viewed tensor."""
         source = node.args[0] if node.args else None
         if (
             node.target not in _SIZED
@@ -131,7 +131,7 @@ class _Rules:
         return found
 
     def _keys(self, reader: fx.Node) -> frozenset[int]:
-        """Return the dimensions of what a reader returns that go over all keys."""
+        """Return the dimensions of a reader's result that go over all keys."""
         rank, found = len(shape_of(reader)), set()
         for node in reader.all_input_nodes:
             if node in self.made.one:
@@ -177,7 +177,7 @@ class _Rules:
         return self.made.call(node, node.target, args, given)
 
     def _product(self, node: fx.Node) -> fx.Node:
-        """Multiply matrices: what is summed over T, or gives scores over T, is over all keys."""
+        """Multiply matrices; a sum over T, or scores over T, go over all keys."""
         *before, left, right = (arg for arg in node.args if isinstance(arg, fx.Node))
         rank_left, rank_right = len(shape_of(left)), len(shape_of(right))
         if right not in self.made.row.sized or rank_left < 2 or rank_right < 2:

@@ -1,6 +1,6 @@
-"""The trace of a model on rows of tokens, both dimensions free: what depends on them, and on what.
+"""The trace of a model on rows of tokens, both dimensions free, and its dependences on them.
 
-A size of T in a shape says where the positions are: nothing is guessed from names of modules.
+A size T in a shape marks the dimension of positions: names of modules decide nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row:
         program: its trace; the sizes `rows` and `length` are free.
         batch: the example, taken apart.
         tokens, scores: nodes of the trace.
-        entry, output: what the user calls them.
+        entry, output: the user's names of both.
         longest: tokens of a row.
         autocast: as of the model file.
     """
@@ -102,7 +102,7 @@ class Row:
 
     @cached_property
     def dependent(self) -> frozenset[fx.Node]:
-        """Values that depend on what the tokens are, and not on how many there are."""
+        """Values that depend on the tokens themselves, and not only on their number."""
         found = {self.tokens}
         for node in self.program.graph.nodes:
             if is_tensor(node) and not found.isdisjoint(node.all_input_nodes):
@@ -120,7 +120,7 @@ class Row:
 
     @cached_property
     def sized(self) -> frozenset[fx.Node]:
-        """Values that some number of rows or positions is in, or in what they come from."""
+        """Values whose shape has rows or positions, or that depend on such a value."""
         symbols, found = {self.rows, self.length}, {self.tokens}
         for node in self.program.graph.nodes:
             own = {s for size in shape_of(node) for s in _free(size)}
@@ -283,7 +283,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 def shape_of(node: fx.Node) -> Sequence[Any]:
-    """Return the shape of a node's tensor; none for what is no single one."""
+    """Return the shape of a node's tensor; none for a node that is no single tensor."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 

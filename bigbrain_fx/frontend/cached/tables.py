@@ -1,4 +1,4 @@
-"""Values over all positions: made once where they depend on no token, else kept in caches.
+"""Values over all positions: computed once where they depend on no token, else cached.
 
 no token   a table, indexed by the rows' own positions
 tokens     keys and values, written at their row's position, read over all positions
@@ -58,11 +58,11 @@ class Tables:
     def indexed(
         self, node: fx.Node, reader: fx.Node, shape: Sequence[Any], keys: frozenset[int]
     ) -> fx.Node:
-        """Return a table at the positions of the rows, as it lines up with `shape`.
+        """Return a table at the positions of the rows, broadcastable to `shape`.
 
         Args:
-            node: depends on no token.
-            reader: what reads it.
+            node: the table's node, which depends on no token.
+            reader: the node that reads the table.
             shape: of the trace's values that it is spread over, aligned to the right.
             keys: dimensions of `shape` that go over all keys.
         """

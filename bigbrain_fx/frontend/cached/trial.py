@@ -1,6 +1,6 @@
-"""The form of one position, tried: step by step against the untouched model at every position.
+"""A trial of the form of one position, step by step, against the untouched model.
 
-The caches are full of NaN before: what an earlier request left may not count.
+The caches are full of NaN before: numbers of an earlier request may not count.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def require_same(row: Row, module: Cached, run: Positions | None = None) -> floa
     Args:
         row: the trace.
         module: of one position; its caches are empty afterwards.
-        run: what computes in its place: a bundle of it.
+        run: a function that computes in its place, such as a bundle of it.
 
     Raises:
-        CaptureError: they differ; names the first op that does.
+        CaptureError: results differ; names the first op whose result does.
     """
     tokens = _tokens(row)
     try:
@@ -50,7 +50,7 @@ def require_same(row: Row, module: Cached, run: Positions | None = None) -> floa
 
 
 def _tokens(row: Row) -> Tensor:
-    """Return two rows of tokens: the example's, rolled so that rows which are alike are not."""
+    """Return two rows of tokens: the example's, rolled so that identical rows differ."""
     entry = next(e for e in row.batch.entries if e.name == row.entry)
     two = entry.tensor[torch.arange(2) % row.batch.rows].clone()
     two[1] = two[1].roll(1)
@@ -68,7 +68,7 @@ def _fill_caches(module: Cached, value: float) -> None:
 
 
 def _one_by_one(row: Row, module: Cached, run: Positions, tokens: Tensor) -> float:
-    """Generate as a server does, two rows at unlike positions."""
+    """Generate as a server does, two rows at different positions."""
     count, most = min(SHORT, row.longest), 0.0
     expected = _expected(row, tokens[:, :count])
     second = min(1, module.places - 1)
@@ -141,7 +141,7 @@ def _unlike(
 
 
 def first_unlike(row: Row, module: Cached, most: float) -> fx.Node | None:
-    """Return the first op whose value at one position is not the whole row's."""
+    """Return the first op whose value at one position differs from the row's."""
     tokens = _tokens(row)[:1, : min(SHORT, row.longest)]
     whole = _whole(row, tokens)
     _fill_caches(module, 0.0)

@@ -6,8 +6,8 @@
     installed packages; our own files                                       by version; by time
     working folder, threads, options and environment                        by value
 
-The file was run and the model built before, in this process: the data that they read is in their
-values. Data that the user's code would read only later, as it is called, is not seen.
+The file was run and the model built before, in this process: data that both read is in their
+values. Data that the user's code reads only in later calls is not seen.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _OURS = Path(__file__).resolve().parents[2]
 
 
 def fingerprint(file: ModelFile, wanted: Mapping[str, object]) -> str:
-    """Return a text of all that the capture of a model file goes by.
+    """Return a text of everything that the capture of a model file depends on.
 
     Args:
         file: as it was loaded.
-        wanted: as the capture was asked for.
+        wanted: the options of the capture.
     """
     found = hashlib.blake2b(digest_size=20)
     for part in _parts(file, wanted):
@@ -74,7 +74,7 @@ def _parts(file: ModelFile, wanted: Mapping[str, object]) -> Iterator[str]:
 
 
 def _first_batches(file: ModelFile, wanted: Mapping[str, object]) -> str:
-    """Return a text of the first batches: comparisons, and what a trace keeps, go by them."""
+    """Return a text of the first batches: comparisons and constants of a trace depend on them."""
     if file.batches is None or not wanted.get("training"):
         return ""
     with random_state_kept(), left_alone(file.batches):
@@ -89,7 +89,7 @@ def _modules() -> list[tuple[str, object]]:
 
 
 def _files() -> Iterator[str]:
-    """Yield a text for each file of Python that the user's code loaded, and each of ours."""
+    """Yield a text for each Python file that the user's code loaded, and each of bigbrain_fx."""
     yield from (f"{path} {_marked(path)}" for path in sorted(_OURS.rglob("*.py")))
     for _, module in _modules():
         path = Path(str(getattr(module, "__file__", None) or ""))
@@ -98,7 +98,7 @@ def _files() -> Iterator[str]:
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether a file is Python's, of a package that was installed, or ours."""
+    """Whether a file belongs to Python, to an installed package, or to bigbrain_fx."""
     places = (_OURS, Path(sys.base_prefix), *_site_folders())
     return any(path.is_relative_to(place) for place in places)
 
@@ -108,7 +108,7 @@ def _site_folders() -> list[Path]:
 
 
 def _installed() -> Iterator[str]:
-    """Yield the names of what is installed, each with its version."""
+    """Yield the names of the installed packages, each with its version."""
     for folder in _site_folders():
         yield from sorted(path.name for path in folder.glob("*.dist-info"))
 

@@ -1,6 +1,6 @@
 """Cached facts of one model from earlier commands: its capture, and answers about it.
 
-The module knows questions and the places of their answers; it asks nobody and traces nothing.
+The module looks answers up by request; it computes none and traces nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ REPEATED = frozenset({"report", "optimizer", "micro-batches", "rules", "prove", 
 
 
 class Known:
-    """Answers about one model; of none where there is no table.
+    """Cached answers about one model; always empty without a table.
 
     Args:
-        table: where answers are kept.
+        table: the store of answers.
         of_model: its fingerprint.
     """
 
@@ -39,11 +39,11 @@ class Known:
         return self._table is not None
 
     def answer(self, request: Mapping[str, object], find: Callable[[], Answer]) -> Answer:
-        """Return an answer that is known, else find it and keep it.
+        """Return a cached answer, else find it and cache it.
 
         Args:
-            request: the question; where it names a file or a folder, what is in there counts.
-            find: gives the answer, in what JSON can say; what it raises is not kept.
+            request: the question; where it names a file or a folder, the contents count.
+            find: computes the answer as JSON data; an exception is not cached.
         """
         if self._table is None or request["do"] not in REPEATED:
             return find()
@@ -57,7 +57,7 @@ class Known:
         return answer
 
     def capture(self) -> Answer | None:
-        """Return what is kept of the capture."""
+        """Return the cached capture."""
         found = self._table and self._table.get(f"{self._of_model} capture")
         return cast("Answer", found) if isinstance(found, dict) else None
 
@@ -68,9 +68,9 @@ class Known:
 
 
 def known_of(file: ModelFile, wanted: Mapping[str, object]) -> Known:
-    """Return what is known of a model file that was loaded; nothing where no table was named.
+    """Return the cached answers about a loaded model file; none where no table was named.
 
-    Weights that come from elsewhere, and a step that runs as the user wrote it, are not known.
+    Models with weights from elsewhere, and opaque steps, are not cached.
     """
     if not wanted.get("known") or wanted["blank"] or "refusal" in wanted:
         return Known()
@@ -80,7 +80,7 @@ def known_of(file: ModelFile, wanted: Mapping[str, object]) -> Known:
 def is_known_text(wanted: Mapping[str, object]) -> bool:
     """Whether a command captured the same text before: then its answers may well be known.
 
-    Asked before the model file is run; only the fingerprint says whether they are.
+    This runs before the model file does; the fingerprint decides later.
     """
     table = _table(wanted)
     return table is not None and table.get(_beforehand(wanted)) is not None

@@ -1,7 +1,7 @@
 """A captured model as JSON, and back: its tensors are those of the model that was just built.
 
-A capture is kept only where the way back gives the same: it has no functions of the user's, no
-constants that the trace made, and its batch is taken apart alike.
+A capture is cached only where decoding gives the same capture. It then has no functions of the
+user's and no constants of the trace, and its batch is taken apart equally.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers by key in one file of SQLite, shared by all commands of a user.
 
-A file that SQLite cannot read, or of another format, is made again; an answer whose checksum is
-another one is dropped. A folder that cannot be written, a full disk, a table that another command
-holds: nothing is cached, and nothing is reported. The module knows keys and JSON, not models.
+A file that SQLite cannot read, or of another format, is replaced; an answer with a wrong checksum
+is dropped. A folder that cannot be written, a full disk, a table that another command holds:
+nothing is cached, and nothing is reported. The module knows keys and JSON, not models.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ delete from answers where key in (
 
 
 def folder() -> Path:
-    """Return where answers are kept: of the environment, else ~/.cache/bigbrain-fx."""
+    """Return the folder of the cache: of the environment, else ~/.cache/bigbrain-fx."""
     own = os.environ.get(FOLDER)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(own or f"{base}/bigbrain-fx").expanduser()
 
 
 def environment() -> str:
-    """Return a text of the variables that a model may go by: not those of a terminal or a login.
+    """Return a text of the variables that may affect a model, without a terminal's and a login's.
 
-    Of the process that asks: torch sets some of its own as it is loaded.
+    They are the variables of the requesting process: torch sets some of its own on import.
     """
     own = (
         each
@@ -59,7 +59,7 @@ def environment() -> str:
 
 
 def is_off() -> bool:
-    """Whether the environment asks for no cache."""
+    """Whether the environment switches the cache off."""
     return bool(os.environ.get(NO_CACHE))
 
 
@@ -68,7 +68,7 @@ class Table:
 
     Args:
         path: of the file; its folder is made.
-        limit_bytes: of all answers together: those that were not used for longest are dropped.
+        limit_bytes: of all answers together; the least recently used ones are dropped.
     """
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -86,7 +86,7 @@ class Table:
         return None
 
     def put(self, key: str, answer: object) -> None:
-        """Keep an answer, of what JSON can say; one that is too large is not kept."""
+        """Store an answer of JSON data, unless it is too large."""
         text = json.dumps(answer).encode()
         if len(text) > self.limit_bytes:
             return
@@ -97,7 +97,7 @@ class Table:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the file; one that is no table of ours is made again."""
+        """Open the file; replace one that is no such table."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             table = self._connected()

@@ -1,8 +1,8 @@
 """An example batch for a Hugging Face model, made up from its configuration and its forward.
 
-Rows hold random tokens, pixels or samples of the sizes that the configuration gives, and labels
-where the class takes them, so that it returns a loss. This file knows the conventions of
-transformers (argument names, task tables, names of sizes); it knows no single model.
+Rows hold random tokens, pixels or samples of the sizes that the configuration gives. A class that
+takes labels gets them, so that it returns a loss. This file knows the conventions of transformers
+(argument names, task tables, names of sizes); it knows no single model.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Facts:
 
     @property
     def length(self) -> int:
-        """Tokens of a row: as asked, else a power of two that leaves some positions free."""
+        """Tokens of a row: as requested, else a power of two below the number of positions."""
         text = self.config.get_text_config()
         most = min(
             (n for k in _POSITIONS if isinstance(n := getattr(text, k, 0), int) and n > 0),
@@ -164,7 +164,7 @@ class _Facts:
         return default
 
     def parts(self) -> Iterator[Any]:
-        """Yield the configuration and those inside it."""
+        """Yield the configuration and the configurations inside it."""
         yield self.config
         for value in vars(self.config).values():
             if hasattr(value, "model_type") and hasattr(value, "to_dict"):
@@ -263,7 +263,7 @@ _INPUTS: Mapping[str, Callable[[_Facts], Tensor]] = {
 
 
 def _labels(facts: _Facts, batch: Mapping[str, Tensor]) -> dict[str, object]:
-    """Return what makes the model return a loss; nothing when it returns none."""
+    """Return the labels with which the model returns a loss; nothing when it returns none."""
     if "return_loss" in facts.parameters:
         return {"return_loss": True}
     kind = _LABELS.get(facts.task or "")

@@ -53,7 +53,7 @@ def load_hf(at: HfLocation, seed: int) -> tuple[nn.Module, object]:
 
 
 def _transformers() -> Any:  # noqa: ANN401  # a module without type information
-    """Import transformers, kept off the network."""
+    """Import transformers, without access to the network."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     try:
         found = importlib.import_module("transformers")
@@ -139,7 +139,7 @@ def _by_task(config: Any) -> Iterator[str]:  # noqa: ANN401
 
 
 def _prepare(config: Any, kind: type[nn.Module]) -> None:  # noqa: ANN401
-    """Choose what training asks for: no cache of keys and values, and rows without padding."""
+    """Set the options of training: no cache of keys and values, and rows without padding."""
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         if hasattr(part, "use_cache"):
             part.use_cache = False

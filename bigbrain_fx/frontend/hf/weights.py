@@ -32,15 +32,15 @@ class _Group:
 
 
 def converted(model: nn.Module, checkpoint: Checkpoint, folder: Path) -> dict[str, Stored]:
-    """Name a checkpoint's tensors as the model does; join what the model holds joined.
+    """Name a checkpoint's tensors as the model does; join tensors that the model has as one.
 
     Args:
         model: any; only models of transformers have a table.
         checkpoint: as published.
-        folder: where joined tensors are written, a file for each operation.
+        folder: for joined tensors, a file for each operation.
 
     Returns:
-        Where each tensor is, by the model's name; by its own where the model has none for it.
+        The place of each tensor, by the model's name, else by the checkpoint's.
 
     Raises:
         InputError: an operation fails.
@@ -62,7 +62,7 @@ def _sorted_out(
     model: Any,  # noqa: ANN401  # transformers' own class
     state: Mapping[str, Tensor],
 ) -> tuple[dict[str, Stored], dict[str, _Group]]:
-    """Tell the tensors that only change their name from those that go through an operation."""
+    """Separate renamed tensors from tensors that go through an operation."""
     loading = importlib.import_module("transformers.core_model_loading")
     renamings = [t for t in transforms if isinstance(t, loading.WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, loading.WeightConverter)]

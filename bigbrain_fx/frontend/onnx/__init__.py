@@ -1,7 +1,7 @@
 """An ONNX file -> nn.Module made of torch calls, ready to be captured like any other module.
 
-The noun is `OnnxModule`, the verb `load_onnx`. The room knows onnx and torch; it knows nothing of
-our graph, of devices or of emitted code. Importing the door imports neither torch nor onnx.
+The noun is `OnnxModule`, the verb `load_onnx`. The package knows onnx and torch; it knows nothing
+of core.Graph, of devices or of emitted code. Importing the package imports neither torch nor onnx.
 """
 
 from __future__ import annotations

@@ -91,13 +91,13 @@ class OnnxModule(OnnxScope):
 
 
 def load_onnx(path: str | Path) -> OnnxModule:
-    """Read an .onnx file as a module whose parameters can be trained.
+    """Read an .onnx file as a module with trainable parameters.
 
     Args:
         path: the file; external data must lie beside it.
 
     Raises:
-        InputError: the file cannot be read, or uses an operator that is not known here.
+        InputError: the file cannot be read, or uses an operator that is not supported.
     """
     return _with_signature(read_onnx(Path(path)))
 
@@ -122,7 +122,7 @@ def _with_signature(file: OnnxFile) -> OnnxModule:
 
 
 def _scoped(nodes: Sequence[Node]) -> list[tuple[Scope, Node]]:
-    """Pair nodes with their scopes; an exporter's own node belongs to what its neighbours share."""
+    """Pair nodes with scopes; an exporter's own node gets the common scope of its neighbours."""
     known = [node.scope for node in nodes if node.scope]
     found: list[tuple[Scope, Node]] = []
     before: Scope = ()
@@ -141,7 +141,7 @@ def _scoped(nodes: Sequence[Node]) -> list[tuple[Scope, Node]]:
 def _fill(
     root: nn.Module, scope: OnnxScope, nodes: Sequence[tuple[Scope, Node]], depth: int
 ) -> None:
-    """Give a scope its nodes; what belongs to one deeper scope, in one piece, becomes its child."""
+    """Give a scope its nodes; consecutive nodes of one deeper scope become its child."""
     pieces = [
         (key, list(run))
         for key, run in groupby(nodes, lambda e: e[0][depth] if len(e[0]) > depth else None)
@@ -179,7 +179,7 @@ def _scope_at(root: nn.Module, path: str, kind: str) -> OnnxScope | None:
 
 
 def _kind(name: str) -> type[OnnxScope]:
-    """Return the class for modules of this name: blocks are told apart by their type."""
+    """Return the class for modules of this name: the names of blocks give their type."""
     plain = _class_name(name)
     if plain not in _KINDS:
         _KINDS[plain] = type(plain, (OnnxScope,), {})
@@ -382,8 +382,8 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Make one batch: a free first size is `rows`, any other free size is `length`.
 
-    Whole numbers stay within the tables that they index, else they are 0 or 1; floating-point
-    numbers are normal, booleans are true.
+    Integers stay within the tables that they index, else they are 0 or 1. Floating-point numbers
+    are normal, booleans are true.
     """
     generator = torch.Generator().manual_seed(seed)
     found = {}

@@ -25,10 +25,10 @@ class Node:
     Attributes:
         name: its name in the file, or "Add_3" when it has none.
         inputs: names of values; "" where an optional one is left out.
-        opset: version of the operator set that the file asks for.
+        opset: version of the operator set that the file requires.
         bodies: sub-graphs of If, by attribute.
-        scope: the modules it belongs to, outermost first, as (path, class name).
-        read: the attributes that its operator asked for.
+        scope: the modules around the node, outermost first, as (path, class name).
+        read: the attributes that its operator has read.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Node:
         return f"node {self.name} ({self.op})"
 
     def attribute(self, name: str, default: T) -> T:
-        """Return an attribute, or the default that also tells its type."""
+        """Return an attribute, or the default, which also gives its type."""
         self.read.add(name)
         found = self.attributes.get(name)
         return default if found is None else cast("T", found)
@@ -58,7 +58,7 @@ class Node:
         return self.attributes.get(name)
 
     def unread(self) -> list[str]:
-        """Return what the node sets to other than the default and its operator never asked for."""
+        """Return the attributes that are not the default and that no operator has read."""
         return [
             name
             for name, value in self.attributes.items()

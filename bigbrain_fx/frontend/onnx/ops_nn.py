@@ -41,7 +41,7 @@ def _pads(
 
 
 def _padded(a: Tensor, pads: list[int], value: float = 0.0) -> tuple[Tensor, list[int]]:
-    """Return padding that a torch layer can do itself; what is not symmetric is done here."""
+    """Return the padding that a torch layer can do; pad asymmetric dimensions here."""
     rank = len(pads) // 2
     if pads[:rank] == pads[rank:]:
         return a, pads[:rank]
@@ -266,7 +266,7 @@ def _resize(node: Node, x: Value, *more: Value) -> Tensor:
 
 
 def _is_whole(a: Tensor, scales: list[float], shape: list[int]) -> bool:
-    """Whether every size grows by a whole factor."""
+    """Whether every size grows by an integer factor."""
     if shape:
         return all(new % old == 0 for new, old in zip(shape[2:], a.shape[2:], strict=True))
     return all(float(factor).is_integer() for factor in scales[2:])

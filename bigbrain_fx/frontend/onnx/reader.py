@@ -30,7 +30,7 @@ _Scope = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class NodeBody:
-    """Nodes in order, and the names of what goes in and comes out; If has two of them."""
+    """Nodes in order, and the names of their inputs and outputs; an If has two bodies."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The two kinds of values in an ONNX graph: tensors, and small host arrays that make up shapes.
 
 ONNX computes shapes with the same operators as data (Shape, Gather, Concat, Reshape). A host array
-is a NumPy array whose entries are Python numbers or torch's symbolic sizes, so that a free batch
-size stays free through such a computation. This file knows no operator.
+is a NumPy array of Python numbers or of torch's symbolic sizes: a free batch size stays free. This
+file knows no operator.
 """
 
 from __future__ import annotations

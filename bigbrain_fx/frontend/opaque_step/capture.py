@@ -1,4 +1,4 @@
-"""A model file -> a Graph of one op, its whole training step. The module knows no devices."""
+"""A model file -> a Graph of one op: the training step. The module knows no devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an opaque step may run in micro-batches, or on replicas, by trying it.
+"""Trials whether an opaque step may run in micro-batches, or on replicas.
 
     nothing stays     a call leaves nothing that the next one, or a later step, reads
     gradients add up  half a loss twice has its gradient: no hook bounds it, no optimizer steps
@@ -56,7 +56,7 @@ class PartsTrial:
     # ------------------------------------------------------------------ nothing stays
 
     def _last_losses(self) -> tuple[object, object]:
-        """Return the last micro-batch's loss after those before it, and alone; None: it fails."""
+        """Return the last micro-batch's loss after the earlier ones, and alone; None: it fails."""
         runs = [partial(self._last_loss, each) for each in (self.parts, self.parts[-1:])]
         in_turn, alone = (asked(each).get("loss") for each in runs)
         return in_turn, alone
@@ -129,7 +129,7 @@ class PartsTrial:
 
 
 def _parts_of(model: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield each module's attributes under its path, those of the modules inside left out."""
+    """Yield each module's own attributes under its path."""
     for path, part in model.named_modules():
         for name, value in vars(part).items():
             if name != "_modules":

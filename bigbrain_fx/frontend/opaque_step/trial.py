@@ -1,6 +1,6 @@
-"""One training step of the user's own, run in a fork: does eager PyTorch train it, at what cost?
+"""A trial of one training step in eager PyTorch, run in a fork: success and cost.
 
-The fork leaves no trace: weights, counters and files of this process stay as they are.
+Weights, counters and files of this process stay as they are.
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ def _wider(file: ModelFile, how: Route) -> list[Route]:
 
 
 def asked(work: Callable[[], Mapping[str, str]]) -> dict[str, object]:
-    """Return what a fork finds by `answer_of`; nothing where it takes too long, or ends."""
+    """Return a fork's answer by `answer_of`; nothing where the fork takes too long, or ends."""
     found = apart(work, LIMIT_S)
     return json.loads(found["found"]) if found else {}
 
 
 def answer_of(found: Mapping[str, object]) -> Mapping[str, str]:
-    """Return a fork's answer, for `asked`."""
+    """Return a fork's answer, in the fork; `asked` is the parent's side."""
     return {"found": json.dumps(found)}
 
 
 def _train(step: UserStep, file: ModelFile, seed: int) -> Mapping[str, str]:
-    """Train one step; say how long it took, or what fails."""
+    """Train one step; return its time, or the error."""
     started_s = time.monotonic()
     try:
         batch = _prepared(step, file, seed)
@@ -200,9 +200,9 @@ def _measure(step: UserStep, file: ModelFile, seed: int) -> Mapping[str, str]:
 
 
 def done_apart(work: Callable[[], _Result], otherwise: _Result) -> _Result:
-    """Return what work gives in a fork, or something else where that takes too long, or ends.
+    """Return a fork's result, or a substitute where the fork takes too long, or ends.
 
-    Both are of one dataclass.
+    Result and substitute are of one dataclass.
     """
     adapter = TypeAdapter(type(otherwise))
     found = apart(lambda: {"found": adapter.dump_json(work()).decode()}, LIMIT_S)

@@ -1,4 +1,4 @@
-"""The user's step as the user has it: how a batch reaches the model, and what its loss is."""
+"""The user's step: the way of a batch into the model, and its loss."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ _Options: TypeAlias = list[dict[str, Any]]
 
 
 class CallersOptimizer:
-    """Notices what the caller's loop sets in an optimizer's groups.
+    """Changes that the caller's loop makes in an optimizer's groups.
 
     Args:
-        optimizer: of the caller's; the devices have one like it.
+        optimizer: the caller's; the devices have an identical one.
         is_set_there: functions on the devices set its rates.
     """
 
@@ -40,7 +40,7 @@ class CallersOptimizer:
         self._moved: set[str] = set()  # options that were others at some time
 
     def entries(self) -> dict[str, Tensor]:
-        """Return what the devices are to set for the next step, by the name of an entry.
+        """Return the options that devices set for the next step, by the name of an entry.
 
         Raises:
             InputError: an option has changed that cannot be sent, or that is set there.

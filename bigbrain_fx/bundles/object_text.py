@@ -47,16 +47,16 @@ class ObjectText:
     def of(
         value: object, define: Define, loaded: Iterable[Tensor] = (), hint: str = "value"
     ) -> ObjectText:
-        """Write what makes a value.
+        """Return the text of an expression that builds a value.
 
         Args:
             value: any.
-            define: names what has a text of its own.
+            define: returns the name of an object with a definition of its own.
             loaded: parameters and buffers whose numbers are loaded.
-            hint: what a variable of it is called, where it needs one.
+            hint: name of a variable for it, where it needs one.
 
         Raises:
-            LiteralError: no text makes it, or one that is too long.
+            LiteralError: no text builds it, or one that is too long.
         """
         trial = _Writer(define, tuple(loaded))
         trial.expression(value, hint)
@@ -68,7 +68,7 @@ class ObjectText:
 class _Writer:
     """One pass over an object; `shared` are collections that two objects hold.
 
-    `defined` are the names of what has a text of its own: a variable would hide it.
+    `defined` are the names of definitions in the file: a variable would hide them.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class _Writer:
     # ------------------------------------------------------------------ containers and tensors
 
     def _container(self, value: Any, hint: str) -> ast.expr:  # noqa: ANN401  # one of _CONTAINERS
-        """Write a collection, a mutable one once: what holds it, too, has the same."""
+        """Write a collection, a mutable one once: all of its holders share it."""
         if id(value) in self._open:
             raise LiteralError(value)
         self._open.add(id(value))
@@ -157,7 +157,7 @@ class _Writer:
         """Write a tensor with its numbers.
 
         Raises:
-            LiteralError: it is large, a part of an autograd graph, or a view of what is loaded.
+            LiteralError: it is large, a part of an autograd graph, or a view of a loaded tensor.
         """
         is_view = value.untyped_storage().data_ptr() in self._storages and value.numel()
         if value.numel() > LARGEST_TENSOR or value.requires_grad or is_view or value.is_sparse:
@@ -210,7 +210,7 @@ class _Writer:
             self._method(parametrize, "_inject_property", [name, literal(tensor)])
 
     def _call(self, make: Any, given: tuple[Any, ...], hint: str) -> ast.expr:  # noqa: ANN401
-        """Write what makes an object, before its state: `Gate.__new__(Gate)`."""
+        """Write the call that builds an object, before its state: `Gate.__new__(Gate)`."""
         if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # not in typeshed
             kind = ast.Name(self._define(given[0]))
             rest = [self.expression(each, hint) for each in given[1:]]
@@ -250,10 +250,10 @@ class _Writer:
 
 
 def skeleton(model: nn.Module, paths: Iterable[str]) -> nn.Module:
-    """Return a module that has these modules of a model at their places, and no others.
+    """Return a module that has only these modules of a model, at their places.
 
     Args:
-        model: the whole.
+        model: with all modules.
         paths: of modules in it; "" is the model itself.
     """
     from torch import nn
@@ -295,7 +295,7 @@ def _is_seeded(value: Any) -> bool:  # noqa: ANN401  # whatever
 
 
 def _without_defaults(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a module's state what every new module has."""
+    """Return a module's state without the entries of every new module."""
     from torch import nn
 
     fresh = vars(nn.Module())
@@ -314,7 +314,7 @@ def numbered(hint: str) -> Iterator[str]:
 
 
 def _hint(key: object, hint: str) -> str:
-    """Return what a value of a mapping is called: by its key where that is a name."""
+    """Return the name for a value of a mapping: its key where that is a name."""
     is_name = isinstance(key, str) and key.isidentifier() and not key.startswith("_")
     return str(key) if is_name or (isinstance(key, str) and key.isdigit()) else hint
 

@@ -1,7 +1,7 @@
-"""Batches that the caller's own process sends: a device asks for one, and rests until it is there.
+"""Batches that the caller's own process sends: a device requests one, and waits for it.
 
-While a device rests it is between two steps. It gives its state on request, meets the others anew
-after a death, and receives the order to stop.
+While a device waits it is between two steps. It returns its state on request, connects anew to the
+other devices after a death, and receives the order to stop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FedLine:
 
     Attributes:
         batch: the newest that was not taken.
-        state_at: the step at whose beginning a snapshot was asked for.
+        state_at: the step that a requested in-memory checkpoint begins.
     """
 
     def __init__(self, control: Control) -> None:
@@ -89,14 +89,14 @@ class FedLine:
 
 
 def listen(control: Control) -> FedLine:
-    """Receive what the caller's process sends."""
+    """Receive the messages of the caller's process."""
     return FedLine(control)
 
 
 class FedBatches:
     """The batches of a run, as the caller has sent them: all of them have the same entries.
 
-    `options` has for the newest steps what the caller's optimizer has in its groups, by name.
+    `options` has for the newest steps the options of the caller's optimizer, by name.
     """
 
     names_stay = True  # the first need not be read again, and could not: nobody keeps it
@@ -132,7 +132,7 @@ class FedRates(LearningRates):
 
 
 def _of_kind(before: Any, value: Any) -> Any:  # noqa: ANN401  # of any optimizer
-    """Return a number, or several, as the group has them: a tuple, a tensor, a whole number."""
+    """Return a number, or several, of the group's type: a tuple, a tensor, an integer."""
     if isinstance(before, Tensor):
         return torch.full_like(before, value)
     if isinstance(value, list):

@@ -4,9 +4,9 @@
         owner, uses = "", ("rnn",)               of the module whose forward it is
         def forward(self, embedded, length): ...
 
-`self` in the statements is this module. The owner's modules and tensors are those of the stage;
-what is neither comes from the owner itself: numbers, text, methods. What the statements assign to
-attributes stays here, and a checkpoint has it.
+`self` in the statements is this module. The owner's modules and tensors are the stage's; other
+attributes come from the owner itself: numbers, text, methods. Attributes that the statements assign
+stay in this module, and are in checkpoints.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ForwardLines(nn.Module):
     """Some statements of a module's forward; see the top of this file.
 
     Args:
-        home: where the owner's modules and tensors are: a stage, or the owner itself.
+        home: has the owner's modules and tensors: a stage, or the owner itself.
         path: of the owner there.
-        model: the user's `model()`, or the module itself, in which the owner is.
+        model: the user's `model()`, or the module itself, around the owner.
 
     Attributes:
         owner: path of the module whose forward it is.
@@ -52,10 +52,10 @@ class ForwardLines(nn.Module):
         self.__dict__.update({n: copy.deepcopy(own[n]) for n in self.keeps if n in own})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as of the statements
-        """Run the statements; no gradient of a later call flows into what they have kept.
+        """Run the statements; no gradient of a later call flows into attributes of this one.
 
-        A loop that goes on from a hidden state detaches it, and a process that replaces a dead one
-        has its numbers alone.
+        A loop that goes on from a hidden state detaches it, and a replacement process has its
+        numbers alone.
         """
         found = super().__call__(*args, **kwargs)
         own = self.__dict__
@@ -98,7 +98,7 @@ class ForwardLines(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield this and, where nothing around it asks, the modules that it calls."""
+        """Yield this module and, without an outer caller, the modules that it calls."""
         memo = set() if memo is None else memo
         yield from super().named_modules(memo, prefix, remove_duplicate)
         for name, held in () if prefix else self._used(""):

@@ -36,17 +36,17 @@ def assume(condition: Tensor, place: str) -> None:
     waits for it: the error, with the place, comes with a later call.
 
     Args:
-        condition: one number, asked for as `if condition:` would.
-        place: where the model asks, "model.py:31".
+        condition: one number, as in `if condition:`.
+        place: of the model's branch, "model.py:31".
 
     Raises:
-        AssumptionError: it is false; the model itself would go another way there.
+        AssumptionError: it is false; the model itself would take another branch.
     """
     _require(condition, True, place)
 
 
 def assume_not(condition: Tensor, place: str) -> None:
-    """Require a tensor to be false; the rest as in `assume`."""
+    """Require a tensor to be false; arguments and errors as in `assume`."""
     _require(condition, False, place)
 
 
@@ -66,10 +66,10 @@ def _require(condition: Tensor, answer: bool, place: str) -> None:
 def all_seeded(
     region: Region, name: str = "", index: int = 0, of: int = 1
 ) -> contextlib.AbstractContextManager[None]:
-    """Seed what opaque code may draw with in a block: torch's, Python's and NumPy's generators.
+    """Seed all generators of opaque code in a block: torch's, Python's and NumPy's.
 
     Args:
-        region: that calls it.
+        region: that calls the code.
         name: as of its `seeded`.
         index: likewise.
         of: likewise.
@@ -128,7 +128,7 @@ def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:
 
 
 def flat(value: object) -> tuple[Tensor, ...]:
-    """Return the tensors of what a module gives, in order: of tuples, lists, dicts, dataclasses."""
+    """Return the tensors of a module's result, in order: of tuples, lists, dicts, dataclasses."""
     if isinstance(value, Tensor):
         return (value,)
     if isinstance(value, Mapping):

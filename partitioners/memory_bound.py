@@ -161,7 +161,9 @@ class MemoryBound:
     def _note(self, device: str, need: Need) -> str:
         available = self.cluster.device[device].memory_bytes
         verb = "and" if need.total <= available else "but"
-        has = readable(available) if available > 1 else "no room for tensors"  # a process takes all
+        has = (
+            readable(available) if available > 1 else "no free memory for tensors"
+        )  # a process takes all
         return f"{device} needs {readable(need.total)} ({need}) {verb} has {has}"
 
     @cached_property

@@ -142,7 +142,7 @@ def _move(
     commits = _newest(options, rescued)
     if cluster is None or commits is None:
         if rescued.failure:
-            lost.notes += (f"the snapshot in memory could not be kept: {rescued.failure}",)
+            lost.notes += (f"the in-memory checkpoint could not be saved: {rescued.failure}",)
         raise lost
     try:
         moved = resplit(bundle, cluster, out, commits)

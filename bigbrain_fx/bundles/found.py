@@ -123,7 +123,7 @@ def _kept_whole(
     for (axis, op), why in whole.items():
         if axis in kept:
             place = f" ({graph.op[op].source})" if graph.op[op].source else ""
-            yield f"{op}{place} is kept whole on {axis}: {why}; {_without(tensor, {axis})}"
+            yield f"{op}{place} is not divided on {axis}: {why}; {_without(tensor, {axis})}"
 
 
 def _ended(plan: Plan, tensor: TensorParallel, error: TrialEndedError) -> InputError:
@@ -131,7 +131,7 @@ def _ended(plan: Plan, tensor: TensorParallel, error: TrialEndedError) -> InputE
     axis, name = error.trial.ops[0]
     op = plan.graph.op[name]
     return InputError(
-        f"'{name}' ends its process ({error.how}) where a member has its part of {axis}: torch's "
+        f"'{name}' ends its process ({error.how}) where a TP rank has its part of {axis}: torch's "
         f"{op.target.removesuffix('.default')} cannot compute that",
         code="BX3034",
         at=op.source or error.at,

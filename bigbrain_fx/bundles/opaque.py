@@ -26,7 +26,7 @@ OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, an
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
 _OTHER_BATCH = "BX0135"
 """Code of a batch that does not fit what the model was traced with."""
-_MOST = 3  # modules that are kept whole one after another for rehearsals
+_MOST = 3  # modules that become opaque one after another for rehearsals
 
 
 def with_opaque_step(

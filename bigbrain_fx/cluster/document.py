@@ -99,7 +99,7 @@ def read_text(path: str | Path) -> str:
             f"the file is larger than {MAX_BYTES:,} bytes; a cluster file is a few kilobytes",
             code="BX1002",
             at=str(path),
-            help="check that --devices names the cluster file and not, say, a snapshot",
+            help="check that --devices names the cluster file and not, say, a checkpoint",
         )
     try:
         return data.decode("utf-8-sig")

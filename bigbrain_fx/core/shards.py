@@ -21,7 +21,7 @@ from bigbrain_fx.core.graph import Graph
 ExchangeKind = Literal[
     "copy_to_group", "all_reduce", "all_gather", "split", "reduce_scatter", "gather_to_group"
 ]
-"""What members do at a place: see `Exchange`."""
+"""Exchange of TP ranks at a place: see `Exchange`."""
 
 SENT_FORWARD = ("all_reduce", "all_gather", "reduce_scatter", "gather_to_group")
 SENT_BACKWARD = ("copy_to_group", "split", "reduce_scatter", "gather_to_group")

@@ -165,7 +165,7 @@ class Explanation(Shown):
     def axis_text(self, axis: AxisChoice) -> str:
         """Say what dividing an axis sends, and what leaving it whole would change."""
         times = f" x{len(axis.axes)}" if len(axis.axes) > 1 else ""
-        sent = f"{axis.name}{times}: {size_text(axis.sent_bytes)} a step to each other member"
+        sent = f"{axis.name}{times}: {size_text(axis.sent_bytes)} a step to each other TP rank"
         if axis.whole_s is None:
             return f"{sent}; not whole: {axis.reason}"
         change = 100 * (axis.whole_s / self.step_s - 1)

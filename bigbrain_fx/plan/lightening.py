@@ -93,7 +93,7 @@ def require_enough(
         return
     raise NoPlanError(
         f"no split fits into the devices' memory: the model needs {mib(int(least))} at least, and "
-        f"together they have room for {mib(int(room))} of tensors",
+        f"together they have {mib(int(room))} for tensors",
         code="BX1343",
         notes=(_arithmetic(graph, source, offload, room), *map(_has, cluster.devices)),
         help="use more devices, or devices with more memory",
@@ -118,7 +118,7 @@ def _has(device: Device) -> str:
     """Say what a device has, and how much of it tensors may take."""
     context = f"{mib(process_of(device).context_bytes)} are the process's"
     room = int(_room_bytes(device))
-    holds = f"{mib(room)} are for tensors" if room else "there is no room for tensors"
+    holds = f"{mib(room)} are for tensors" if room else "there is no free memory for tensors"
     return f"{device.name} has {mib(device.memory_bytes)}: {context}, and {holds}"
 
 
@@ -132,7 +132,7 @@ def _has(device: Device) -> str:
 
 TRIES = 4
 LESS = 0.9
-"""Of its room is left for the next try, where a device lacks memory."""
+"""Part of the free memory that is left for the next try, where a device lacks memory."""
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,7 @@ def _is_sparse(op: Op) -> bool:
 
 
 def _uses(graph: Graph, op: Op) -> Iterator[str]:
-    """Yield the trained parameters that an op reads or writes; of a module kept whole, all of it.
+    """Yield the trained parameters that an op reads or writes; of an opaque module, all of it.
 
     By canonical name.
     """

@@ -96,9 +96,9 @@ class Recovery:
             for d in self.devices
         ]
         commit = f"checkpoint every {self.commit_every} steps; " if self.commit_every else ""
-        cost = "no snapshots: peers have all states"
+        cost = "no in-memory checkpoints: peers have all states"
         if not self.by_peers:
-            cost = f"snapshots add {100 * self.overhead:.2f} % to a step"
+            cost = f"in-memory checkpoints add {100 * self.overhead:.2f} % to a step"
         return "\n".join([f"{commit}{cost}", *lines])
 
     def _source(self, device: DeviceRecovery) -> str:
@@ -107,7 +107,9 @@ class Recovery:
             return f"state of {mib:.1f} MiB from a peer"
         copied_s = device.snapshot_s
         every = device.snapshot_every
-        return f"snapshot of {mib:.1f} MiB every {every} steps in {copied_s * 1e3:.1f} ms"
+        return (
+            f"in-memory checkpoint of {mib:.1f} MiB every {every} steps in {copied_s * 1e3:.1f} ms"
+        )
 
 
 def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:

@@ -137,7 +137,7 @@ def _require_possible(stages: VirtualStages) -> None:
 def _short(stages: VirtualStages) -> tuple[str, ...]:
     """Return the devices that cannot hold what one micro-batch saves, a line each."""
     return tuple(
-        f"device {device}: one micro-batch saves {need:.0f} bytes, room is {room:.0f}"
+        f"device {device}: one micro-batch saves {need:.0f} bytes, {room:.0f} are free"
         for device, own in stages.on.items()
         for need in [sum(stages.saved_bytes[stage] for stage in own)]
         for room in [stages.memory_bytes.get(device, float("inf"))]
@@ -147,7 +147,7 @@ def _short(stages: VirtualStages) -> tuple[str, ...]:
 
 def _no_room(notes: tuple[str, ...] = ()) -> NoPlanError:
     return NoPlanError(
-        "no order has room for what is saved from forward to backward",
+        "no order has memory for the saved activations",
         code="BX1121",
         notes=notes,
         help="use more micro-batches, --activation-checkpointing, or more devices",

@@ -187,8 +187,8 @@ class Checkpoints:
         if before is not None and is_broken and not read_as(Part, before).why:
             # the others have begun: they say nothing of an older one
             raise CommitError(
-                f"{mine.why}: the run has begun with this checkpoint, and there is no snapshot "
-                "yet: go on from the newest one with --resume",
+                f"{mine.why}: the run has begun with this checkpoint, and there is no "
+                "in-memory checkpoint yet: go on from the newest one with --resume",
                 code="BX5169",
             )
         self.ledger.post(f"{what}/{self.name}", text_of(mine))

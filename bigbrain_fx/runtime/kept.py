@@ -90,7 +90,7 @@ def seed_python(number: int) -> None:
         numpy_random.seed(number % 2**32)
 
 
-# --------------------------------------------------------------------------- modules kept whole
+# --------------------------------------------------------------------------- opaque modules
 
 _built: dict[object, nn.Module] = {}
 

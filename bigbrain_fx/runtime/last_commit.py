@@ -77,7 +77,7 @@ class LastCommit:
 
     def _why_not(self) -> str | None:
         if not (self.control.peers and alike(self.bundle)):
-            return "only replicas that are cut alike, without ZeRO and snapshots, can"
+            return "only replicas that are cut equally, without ZeRO and in-memory checkpoints, can"
         if not self._is_whole(self.duty.here):
             return "no replica is whole on this host"
         for host, devices in self.duty.places:

@@ -127,7 +127,7 @@ class Region(Tensors):
     def group(self) -> Any:  # noqa: ANN401  # a `group.Group`, of bundles with tensor groups
         """The devices that run this stage together, each with a part of its tensors."""
         if active.group is None:
-            said = "this stage has one member's part of its tensors: run it by train.py"
+            said = "this stage has one TP rank's part of its tensors: run it by train.py"
             raise MisuseError(said, code="BX5070")
         return active.group
 

@@ -77,7 +77,7 @@ class OwnSnapshots:
             self.transport.form()
 
     def _take(self, device: CheckedDevice, step: int) -> None:
-        self._wait(lambda: self._free() is not None, "all devices' snapshots")
+        self._wait(lambda: self._free() is not None, "all devices' in-memory checkpoints")
         number = self._free()
         assert number is not None
         self.slots[number] = -1
@@ -138,10 +138,9 @@ def _make_room(file: int, nbytes: int) -> None:
             os.posix_fallocate(file, 0, nbytes)
     except OSError as error:
         raise StateError(
-            f"no room for a snapshot of {nbytes} bytes: {error.strerror or error}: raise the limit "
-            "(`ulimit -f unlimited`), give another folder to --memory-checkpoint-dir, or run "
-            "without replacing "
-            "processes (--no-replay)",
+            f"no memory for an in-memory checkpoint of {nbytes} bytes: {error.strerror or error}: "
+            "raise the limit (`ulimit -f unlimited`), give another folder to "
+            "--memory-checkpoint-dir, or run without replacing processes (--no-replay)",
             code="BX5149",
         ) from error
 

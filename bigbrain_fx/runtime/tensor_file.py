@@ -98,8 +98,8 @@ class UnnamedFile:
     def _error(self, error: OSError) -> SaveError:
         why = error.strerror or error
         return SaveError(
-            f"cannot write {self.path}: {why}: nothing was changed there; give a folder with room, "
-            "or free some",
+            f"cannot write {self.path}: {why}: nothing was changed there; give a folder "
+            "on a disk with free space, or free some",
             code="BX5171",
         )
 

@@ -96,11 +96,10 @@ def status(entry: Event) -> str | None:
         "stopping": "stopping before step {step}",
         "skipped": "no update at step {step}: not finite on {devices}",
         "log_dropped": "WARNING: the messages that {device} keeps have grown to {bytes} bytes and "
-        "were dropped: until the next snapshot a death takes all devices back",
-        "snapshots_large": "WARNING: snapshots take {bytes} bytes of memory, and half of that is "
-        "still to come of {left} that are left here: --memory-checkpoint-dir FOLDER keeps them on "
-        "a disk, "
-        "--no-replay none",
+        "were dropped: until the next in-memory checkpoint a death takes all devices back",
+        "snapshots_large": "WARNING: in-memory checkpoints take {bytes} bytes of memory, and half "
+        "of that is still to come of {left} that are left here: --memory-checkpoint-dir FOLDER "
+        "keeps them on a disk, --no-replay none",
         "log_whole": "a death takes back the dead device only, again",
         "log_lost": "WARNING: what {device} writes is not kept: {text}",
         "no_spare": "WARNING: there is no spare: {text}",

@@ -229,7 +229,9 @@ class Supervisor:
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)
         if stop is None and self.policies.any("lacks_snapshot"):
-            stop = Stop("no replica but its own is left, which had no snapshot yet", moves=True)
+            stop = Stop(
+                "no replica but its own is left, which had no in-memory checkpoint yet", moves=True
+            )
         if stop is not None:
             self._go_on_without(death, stop)
             return
@@ -281,7 +283,7 @@ class Supervisor:
     def _stop_for(self, dead: Member, death: Death, now: float) -> Stop | None:
         stop = None if dead.recalled else self.judge.stop_for(death, now)
         if getattr(dead.process, "is_lost", False):
-            more = ", and the snapshots there: go on from a checkpoint (--resume)"
+            more = ", and the in-memory checkpoints there: go on from a checkpoint (--resume)"
             return Stop("its host is lost", moves=True, more=more)
         return stop
 

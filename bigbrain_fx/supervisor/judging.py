@@ -104,7 +104,7 @@ LESS_MEMORY = (
     "(--activation-checkpointing all, "
     "--offload, more micro-batches), or with fewer devices on its host; --memory-checkpoint-dir "
     "FOLDER "
-    "keeps snapshots on a disk, --no-replay none"
+    "keeps in-memory checkpoints on a disk, --no-replay none"
 )
 
 

@@ -84,7 +84,7 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
             code="BX3809",
             at=line,
             help=f"decide with torch.where instead of if; --assume {line}=true (or =false) when it "
-            "is split chooses the other side; or keep the module that holds the line whole: "
+            "is split chooses the other side; or make the module that holds the line opaque: "
             "--opaque",
         )
     frames = traceback.extract_tb(error.__traceback__)

@@ -219,7 +219,7 @@ class _OneProcess:
 class _Lockstep(_OneProcess):
     """The graphs of a tensor group's ranks, run in lockstep: outputs are the last rank's."""
 
-    what = "members' graphs"
+    what = "TP ranks' graphs"
 
     def _graph(self) -> Graph:
         return self.plan.sharded.members[-1]

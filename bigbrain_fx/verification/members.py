@@ -109,11 +109,11 @@ def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[s
         return max(found.loss, found.gradients, found.buffers)
 
     def said() -> tuple[str, str]:
-        what = f"{counts[-1]} gradients, buffers and losses of {len(tensor.shares)} members"
+        what = f"{counts[-1]} gradients, buffers and losses of {len(tensor.shares)} TP ranks"
         return "a loss, gradient or buffer", what
 
     of_few = f", micro-batches of {few} rows" if few else ""
-    name = f"captured graph ≈ members' graphs{of_few}"
+    name = f"captured graph ≈ TP ranks' graphs{of_few}"
     return close_link(name, apart, partial(own_rounding, captured, rows), said)
 
 
@@ -126,8 +126,8 @@ def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
     def apart(exact: bool) -> float:
         return outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
 
-    said = "an output", f"outputs of {len(tensor.shares)} members"
-    name = "captured graph ≈ members' graphs, outputs"
+    said = "an output", f"outputs of {len(tensor.shares)} TP ranks"
+    name = "captured graph ≈ TP ranks' graphs, outputs"
     return close_link(name, apart, partial(outputs_rounding, captured, rows), lambda: said)
 
 
@@ -152,4 +152,4 @@ def same_leaves(
     lines = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > limit]
     worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
     what = f"{len(errors)} gradients of step 0, {worst} (allowed {limit:g})"
-    return link("members' graphs = reference", lines, what)
+    return link("TP ranks' graphs = reference", lines, what)

@@ -67,7 +67,7 @@ def same_run(
     ends = {n: t for n, t in want.tensors.items() if n in have.tensors}
     tensors = [
         *(n for n, t in ends.items() if not same_numbers(have.tensors[n], t)),
-        *(f"{n} differs between members" for n in sorted(want.unlike)),
+        *(f"{n} differs between TP ranks" for n in sorted(want.unlike)),
         *(f"{n} is missing" for n in sorted({*stored} - {*have.tensors})),
         *(f"{n} differs between the devices that hold it" for n in sorted(have.unlike)),
     ]

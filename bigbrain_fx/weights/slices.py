@@ -141,7 +141,7 @@ def whole_tensors(
         for part, shard in zip(stored, own, strict=True):
             if part is None or part.shape != part_shape(whole, shard):
                 raise InputError(
-                    f"the part of {name!r} that member {shard.member} has is not there as a whole",
+                    f"the part of {name!r} that TP rank {shard.member} has is not complete",
                     code="BX3736",
                     help="gather the files of all devices of this bundle in one folder",
                 )

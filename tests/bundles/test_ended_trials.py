@@ -94,7 +94,7 @@ def test_a_part_that_ends_its_process_is_refused_by_op_line_and_axis(tmp_path: P
 
 def test_a_part_that_torch_cannot_compute_is_kept_whole_and_named(tmp_path: Path) -> None:
     made = split(tmp_path, "raise RuntimeError('could not create a primitive')")
-    (said,) = {line for line in made.warnings if "kept whole" in line}  # type: ignore[attr-defined]
+    (said,) = {line for line in made.warnings if "is not divided" in line}  # type: ignore[attr-defined]
     assert f"net.py:{line_of('self.conv(wide)')}" in said
     assert "could not create a primitive" in said
     assert "--tp-axes" in said

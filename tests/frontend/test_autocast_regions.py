@@ -63,7 +63,7 @@ def test_a_region_stands_where_what_follows_computes_in_float32() -> None:
 
 
 def test_a_region_stands_where_what_follows_is_not_traced() -> None:
-    """Code that is kept whole may cast inside, and its result would have the type that it had."""
+    """Opaque code may cast inside, and its result would have the type that it had."""
 
     def rest(head: nn.Linear, h: Tensor) -> Tensor:
         found: Tensor = head(h.float())

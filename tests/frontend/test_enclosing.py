@@ -1,4 +1,4 @@
-"""A part of a model that no trace holds is kept whole of itself: the smallest module around it."""
+"""The smallest module around code that no trace holds is opaque of itself."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_layers_of_one_class_are_kept_whole_together() -> None:
     assert_same(model, found, model)
     assert found.graph.static_batch is None
     (said,) = found.warnings
-    assert said.startswith("kept whole, on one device: Hit (2 modules, 84% of the parameters)")
+    assert said.startswith("opaque, on one device: Hit (2 modules, 84% of the parameters)")
     assert "if rows.numel():" in said
 
 

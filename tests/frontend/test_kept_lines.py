@@ -1,4 +1,4 @@
-"""What no trace holds in the model's own forward: its lines are kept whole, its modules are not."""
+"""Opaque lines of the model's own forward, with modules that are traced."""
 
 from __future__ import annotations
 

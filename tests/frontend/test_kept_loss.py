@@ -1,4 +1,4 @@
-"""A loss that torch.export cannot follow is kept whole, and the model is trained on it."""
+"""A loss that torch.export cannot follow is opaque, and the model is trained on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaf modules: kept whole, called as the user wrote them, in the graph and in bundles."""
+"""Opaque modules, called as the user wrote them, in the graph and in bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to data that a trace gets past: what follows is kept whole, or refused."""
+"""Questions to data that a trace gets past: the code around is opaque, or refused."""
 
 from __future__ import annotations
 

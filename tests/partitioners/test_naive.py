@@ -79,7 +79,7 @@ def test_a_device_whose_process_takes_all_has_no_room() -> None:
     least = replace(cluster, devices=tuple(replace(d, memory_bytes=1) for d in cluster.devices))
     with pytest.raises(NoPlanError) as caught:
         Naive().partition(graph, least, costs)
-    assert all(note.endswith("but has no room for tensors") for note in caught.value.notes)
+    assert all(note.endswith("but has no free memory for tensors") for note in caught.value.notes)
 
 
 def test_either_of_two_towers_may_come_first() -> None:

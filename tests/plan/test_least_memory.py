@@ -73,7 +73,7 @@ def test_a_device_without_room_counts_as_none() -> None:
     cluster = cluster_of(device("d0", memory_bytes=100 * MIB), device("d1", memory_bytes=MIB))
     with pytest.raises(NoPlanError) as caught:
         require_enough(model(), cluster, Source("m.py"), ())
-    assert "room for 50.0 MiB" in caught.value.what
+    assert "they have 50.0 MiB" in caught.value.what
 
 
 def test_offloaded_tensors_need_no_memory() -> None:

@@ -205,9 +205,9 @@ def test_room_for_one_micro_batch_gives_one_after_another(line: tuple[int, ...])
 
 def test_less_room_than_one_micro_batch_is_refused_with_the_device() -> None:
     stages = replace(equal((0, 1), 4), memory_bytes={0: 5.0, 1: 0.0})
-    with pytest.raises(NoPlanError, match="no order has room") as caught:
+    with pytest.raises(NoPlanError, match="no order has memory") as caught:
         synthesise(stages, in_row=False)
-    assert caught.value.notes == ("device 1: one micro-batch saves 1 bytes, room is 0",)
+    assert caught.value.notes == ("device 1: one micro-batch saves 1 bytes, 0 are free",)
 
 
 def test_nothing_known_makes_it_illegal() -> None:

@@ -157,7 +157,9 @@ def test_a_lost_host_ends_the_run(bundle: Path, tmp_path: Path, listener: socket
                 bridges["south"].close() if step == 2 else None
             )
 
-        with pytest.raises(FailedError, match="its host is lost, and the snapshots there"):
+        with pytest.raises(
+            FailedError, match="its host is lost, and the in-memory checkpoints there"
+        ):
             supervised(
                 bundle,
                 tmp_path / "two",

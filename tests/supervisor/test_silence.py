@@ -140,7 +140,7 @@ def test_a_silent_host_ends_the_run_on_both_sides(
 
         supervisor.told.on_step = hear
 
-    with pytest.raises(FailedError, match="its host is lost, and the snapshots there"):
+    with pytest.raises(FailedError, match="its host is lost, and the in-memory checkpoints there"):
         supervised(
             bundle,
             folder,

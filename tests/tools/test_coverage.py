@@ -70,7 +70,7 @@ def test_code_that_no_graph_holds_is_refused_with_its_line(name: str) -> None:
 def test_a_module_that_no_trace_can_hold_is_kept_whole_by_itself(tmp_path: Path) -> None:
     found = examine(find("item"), "fast")
     assert found["status"] == "verified", found
-    assert "kept whole, on one device: Reading" in str(found["detail"])
+    assert "opaque, on one device: Reading" in str(found["detail"])
 
 
 # What the refusal of a case must advise; its twin in the zoo does just that.

@@ -398,7 +398,7 @@ def test_a_group_over_two_hosts_is_warned_of(bench: Bench) -> None:
     plan = make_plan(bench.captured.graph, where, Source(""), options)
     (said,) = group_warnings(plan)
     assert f"d0+d1 are one tensor group on the hosts {first.host}, elsewhere" in said
-    assert "are exchanges between its members, over the network" in said
+    assert "are exchanges between its ranks, over the network" in said
     assert not group_warnings(planned(bench, 4, tensor=2))
 
 

@@ -42,7 +42,7 @@ def test_a_bundle_infers_as_its_members_in_lockstep(
     with imported(folder, force_adamw=False):
         checks = inference_chain(bench.file, bench.captured, plan, folder, 2)
     assert [c["passed"] for c in checks] == [True] * 7, checks
-    assert "members' graphs = bundle, outputs" in [c["name"] for c in checks]
+    assert "TP ranks' graphs = bundle, outputs" in [c["name"] for c in checks]
 
 
 def test_only_one_member_collects_and_nothing_is_said_of_gradients(

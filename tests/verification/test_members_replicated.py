@@ -129,7 +129,7 @@ def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) 
     assert all(member[part.sender] != member[part.receiver] for part in parts)
     alone = part_channels(planned(bench, 4))
     assert sum(p.per_step for p in parts) == sum(p.per_step for p in alone)
-    assert "replica 1 of 2, member 1 of 2" in bundle_texts(plan)["device_d7.py"]
+    assert "replica 1 of 2, TP rank 1 of 2" in bundle_texts(plan)["device_d7.py"]
 
 
 @pytest.mark.parametrize(

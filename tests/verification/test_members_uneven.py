@@ -74,7 +74,7 @@ def test_sums_in_pieces_are_sent_as_those_of_a_full_micro_batch(tmp_path: Path) 
 def test_members_of_few_rows_compute_what_the_graph_does(bench: Bench) -> None:
     found = same_graph(bench.captured, planned(bench, 2), few=1)
     assert found["passed"] is True
-    assert found["name"] == "captured graph ≈ members' graphs, micro-batches of 1 rows"
+    assert found["name"] == "captured graph ≈ TP ranks' graphs, micro-batches of 1 rows"
 
 
 @pytest.mark.nightly

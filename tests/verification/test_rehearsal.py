@@ -142,7 +142,7 @@ def test_a_module_that_differs_in_a_later_step_runs_as_it_is_written(tmp_path: P
     made = _split(path)
     assert leaf_paths(made.plan.graph) == ("guard",)
     (said,) = made.warnings
-    assert said.startswith("kept whole, on one device: Guard (guard, 31% of the parameters)")
+    assert said.startswith("opaque, on one device: Guard (guard, 31% of the parameters)")
     assert "if h.abs().max() > 30" in said
 
 

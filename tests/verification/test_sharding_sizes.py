@@ -1,4 +1,4 @@
-"""Rules whose sizes or numbers were at fault: such ops were kept whole, with exchanges around."""
+"""Rules whose sizes or numbers were at fault: such ops were not divided, with exchanges around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of graphs with parts that are kept whole, or traced for one number of rows."""
+"""Shares of graphs with opaque parts, or traced for one number of rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_region_reads_a_divided_weight_whole() -> None:
 
 
 class Beside(nn.Module):
-    """A layer, and a module that is kept whole and reads the layer's weight."""
+    """A layer, and an opaque module that reads the layer's weight."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ def whole_state(members: Sequence[Named], plan: Plan, image: Path) -> Named:
     _write(members, division, divided, image)
     for other in members[1:]:
         if (other.step, other.facts) != (first.step, first.facts):
-            raise differs("the state", "another member of a tensor group", where.parent)
+            raise differs("the state", "another rank of a tensor group", where.parent)
     rest = {full: place for full, place in first.tensors.items() if full not in divided}
     optimizer = _optimizer(members, division, divided, where.parent)
     files = {"parts": image, **first.files}  # the parts, put together, come first
@@ -139,11 +139,11 @@ def _divided(members: Sequence[Named], division: Division, where: Path) -> Itera
         places = [place for place in own if place is not None]
         parts = [division.is_part(full, p.entry.shape, m) for m, p in enumerate(own) if p]
         if len(places) < len(own):
-            raise differs(full, "a member of a tensor group", where)
+            raise differs(full, "a rank of a tensor group", where)
         if all(parts):
             yield full
         elif len({place.loaded.checks[full] for place in places}) > 1:
-            raise differs(full, "a member of a tensor group", where)
+            raise differs(full, "a rank of a tensor group", where)
 
 
 def _write(
@@ -180,7 +180,7 @@ def _optimizer(
     try:
         joined = joined_facts(plain)
     except UnlikeFactsError as error:
-        raise differs(str(error), "a member of a tensor group", where) from error
+        raise differs(str(error), "a rank of a tensor group", where) from error
     if joined is not None:
         first = members[0].optimizer or {"strides": {}}
         joined["strides"] |= {

@@ -22,7 +22,7 @@ from bigbrain_fx.weights import cut_file, new_folder, replace_folder, write_inde
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
 ROOMS = Path(__file__).resolve().parents[2]  # of which some are copied
-NO_ROOM = "make room there, or give another --out"
+NO_ROOM = "free some disk space there, or give another --out"
 
 
 class Weights(Protocol):

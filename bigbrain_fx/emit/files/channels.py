@@ -92,7 +92,7 @@ class Channels:
             return []
         device, first = self.file.program.device, len(self.file.stages.edges)
         lines = [
-            "# What members of the group send each other: a channel for each size.",
+            "# Exchanges of the tensor group's ranks: a channel for each size.",
             "PARTS = (",
         ]
         for tag, part in enumerate(self.file.parts, start=first):

@@ -88,7 +88,7 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
     opaque = header_lines(file.graph.ops[0]) if file.graph.is_opaque_step else []
     why = "".join(f"{quiet(line)}\n" for line in opaque)
     if file.members:
-        copies += f", member {own[0].stage.member} of {file.stages.members}"
+        copies += f", TP rank {own[0].stage.member} of {file.stages.members}"
     draws = SEEDED if any("self.seeded(" in line for line in lines) else ""
     return (
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"

@@ -116,7 +116,7 @@ def users_files(own: UsersCode) -> list[str]:
     if own.functions.text:
         lines.append(
             "- `functions.py`: code of the model file that stages call as it is (custom autograd "
-            "functions, modules kept whole, a loss that cannot be traced): it needs what that needs"
+            "functions, opaque modules, a loss that cannot be traced): it needs what that needs"
         )
     return [*lines, *(f"- `{path.name}`: copied from beside the model file" for path in own.files)]
 

@@ -261,8 +261,8 @@ def _replacing(plan: Plan) -> list[str]:
             "in another replica, and begins its step again; the result is the same.",
         ]
     return [
-        "A process that dies is replaced by a spare, which takes over the device's last snapshot",
-        "and computes again what came after it; the others wait, and the result is the same.",
+        "A process that dies is replaced by a standby worker, which takes the device's",
+        "last in-memory checkpoint and replays later steps; the result is the same.",
     ]
 
 

@@ -30,7 +30,7 @@ SHARD = {
     "shard.reduce_scatter": "reduce_scatter",
     "shard.gather_to_group": "gather_to_group",
 }
-"""What members of a tensor group exchange -> the runtime's function for it."""
+"""Exchange of a tensor group's ranks -> the runtime's function for it."""
 ALL_SEEDED = "all_seeded"  # of the runtime: seeds Python's and NumPy's generators, too
 RUNTIME = ("assume", "assume_not", "flat", "part_of", ALL_SEEDED, *SHARD.values())
 """Names that these calls need from the bundle's runtime."""

@@ -43,7 +43,7 @@ def first_apart(captured: Captured, whole: Tensors, parts: Sequence[Tensors]) ->
 
 def _said(op: Op) -> str:
     if op.target == LOSS:
-        return "the loss is kept whole, and is not the mean of its parts"
+        return "the loss is opaque, and is not the mean of its parts"
     return f"{op.source or op.name} ({op.code or op.target})"
 
 

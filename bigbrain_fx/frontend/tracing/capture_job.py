@@ -199,7 +199,7 @@ class CaptureJob:
         symbols = lengths_in(program, lengths)
         self.asked = size_guards.in_guards(program, symbols)
         self.asked_of_lengths = size_guards.of_lengths(program, symbols, rows)
-        unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
+        unseen = rolled or self.ladder.leaves  # opaque code was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []
         labels = replace(

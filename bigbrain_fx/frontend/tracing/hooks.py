@@ -87,7 +87,7 @@ def _on_module(part: nn.Module, path: str) -> CaptureError:
         "a bundle's backward pass would run without it",
         code="BX0172a",
         at=_line(hook),
-        help=f"keep the module and its hook whole: --opaque {path}, or {FUNCTION}"
+        help=f"make the module and its hook opaque: --opaque {path}, or {FUNCTION}"
         if path
         else FUNCTION,
     )
@@ -165,8 +165,8 @@ def _refuse_here(hook: object, frame: FrameType) -> NoReturn:
         "would run without it",
         code="BX0172b",
         at=f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}",
-        help=f"{FUNCTION}; or keep the module whose forward sets the hook whole: --opaque with its "
-        "class",
+        help=f"{FUNCTION}; or make the module whose forward sets the hook opaque: --opaque with "
+        "its class",
     )
     owner = frame.f_locals.get("self")
     error.inside = [owner] if isinstance(owner, nn.Module) else None

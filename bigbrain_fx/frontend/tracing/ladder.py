@@ -261,7 +261,7 @@ class Ladder:
         elif self.loss is not None:
             why = ": ".join(filter(None, self.why)).rstrip(":")
             yield (
-                f"BX0150: the loss cannot be traced ({why}): it is kept whole, and the "
+                f"BX0150: the loss cannot be traced ({why}): it is opaque, and the "
                 "device that has the output calls loss(output, batch) of the model file"
             )
         for given in self.oracle.unused():

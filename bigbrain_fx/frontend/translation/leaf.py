@@ -130,7 +130,8 @@ def _with_tensors(
             return call(_Owner(module), own, args, dict(kwargs))
         except (AttributeError, TypeError, KeyError) as error:  # of what stands for a weight
             raise CaptureError(
-                f"the leaf {type(module).__name__} cannot run apart from the model: {error}",
+                f"the opaque module {type(module).__name__} cannot run apart from the model: "
+                f"{error}",
                 code="BX0141d",
                 help="keep numbers in attributes of modules or in buffers, not in those of weights",
             ) from error
@@ -150,7 +151,7 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 def _assigns(module: nn.Module, name: str) -> CaptureError:
     return CaptureError(
-        f"the leaf {type(module).__name__} puts another tensor in the place of {name!r}",
+        f"the opaque module {type(module).__name__} puts another tensor in the place of {name!r}",
         code="BX0140m",
         help=f"write into it: with torch.no_grad(): self.{name}.copy_(...), where it says "
         f"self.{name} = ...",

@@ -118,7 +118,7 @@ def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
                 at=at or None,
                 notes=(str(error),),
                 help="use a mask and torch.where instead of selecting rows: shapes must be fixed; "
-                "or keep the module that selects and uses them whole: --opaque with its class",
+                "or make the module that selects and uses them opaque: --opaque with its class",
             ),
         ) from None
 

@@ -18,7 +18,7 @@ from bigbrain_fx.frontend.refusal import Refusal, TraceRefusal
 from bigbrain_fx.frontend.translation.sources import makes_text
 
 OWN_PART = (
-    "those lines into a module of their own (self.part = Part() in __init__), which is kept whole"
+    "those lines into a module of their own (self.part = Part() in __init__), which becomes opaque"
 )
 FROM_THE_INPUT = "take sizes from the input: x.shape[0], not a number nor len(x), which is one"
 AS_TEXT = (
@@ -28,11 +28,11 @@ AS_TEXT = (
 CHOICE = (
     "for torch.cond compute both ways and choose with torch.where(flag, one, two); or write if and "
     "while of Python in a module of its own (self.part = Part() in __init__): a module inside the "
-    "model is kept whole"
+    "model becomes opaque"
 )
 _KEPT_PART = (
-    "(self.part = Part() in __init__): a module inside the model is kept whole, with the code that "
-    "registers the operator"
+    "(self.part = Part() in __init__): a module inside the model becomes opaque, with the code "
+    "that registers the operator"
 )
 
 SIZE = TraceRefusal(
@@ -91,7 +91,7 @@ TRANSFORMED = TraceRefusal(
     "forward computes inside torch.vmap or torch.func, whose tensors no graph holds: {code}",
     code="BX0199f",
     help="put that call, with the parameters that it uses, into a module of its own (self.part = "
-    "Part() in __init__): a module inside the model is kept whole",
+    "Part() in __init__): a module inside the model becomes opaque",
 )
 SPARSE = TraceRefusal(
     "forward has a sparse tensor, and a graph's are dense: {code}",
@@ -111,7 +111,7 @@ AUTOGRAD = TraceRefusal(
     "forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
     code="BX0185",
     help="put that call into a module of its own (self.part = Part() in __init__): a module inside "
-    "the model is kept whole",
+    "the model becomes opaque",
 )
 BY_DATA = TraceRefusal(
     "forward goes past the trace: through .data of a tensor, or in threads of its own",
@@ -177,5 +177,5 @@ def instead_of_number(code: str, module: str | None) -> str:
 def line_whole(module: str | None) -> str:
     """Return the way to make the module around a line opaque."""
     if module is None:
-        return "put it into a module of its own and keep that whole: --opaque with its class"
-    return f"keep the module that holds that line whole: --opaque {module}"
+        return "put it into a module of its own and make that opaque: --opaque with its class"
+    return f"make the module that holds that line opaque: --opaque {module}"

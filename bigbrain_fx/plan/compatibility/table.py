@@ -73,12 +73,12 @@ _ASYNCHRONOUS = (
     Rule(
         f.ASYNCHRONOUS,
         f.REPLICAS,
-        "stages would sum unlike versions",
+        "stages would sum different versions",
         'leave --replicas out, and "replicas" of the cluster file',
         code="BX1202c",
     ),
     Rule(f.ASYNCHRONOUS, f.SUM_ORDER, "they are for replicas", "leave both out", code="BX1202d"),
-    Rule(f.ASYNCHRONOUS, f.GROUPS, "members would have unlike versions", code="BX1202e"),
+    Rule(f.ASYNCHRONOUS, f.GROUPS, "TP ranks would have different versions", code="BX1202e"),
     Rule(f.ASYNCHRONOUS, f.OFFLOAD, "versions are in memory", code="BX1202f"),
     Rule(f.ASYNCHRONOUS, f.RECOMPUTE, "", code="BX1202g"),
     Rule(f.ASYNCHRONOUS, f.DEFER, "only gradients of whole backwards go on", code="BX1202h"),
@@ -116,7 +116,7 @@ _ASYNCHRONOUS = (
     Rule(
         f.STASH,
         f.WRITTEN,
-        "its passes have unlike weights",
+        "its passes have different weights",
         "use --asynchronous 2bw, put the module into eval()",
         code="BX1203e",
     ),
@@ -137,7 +137,7 @@ _COMPILE = (
         code="BX1227a",
     ),
     Rule(f.COMPILE, f.ASYNCHRONOUS, "its older weights take the place of others", code="BX1227b"),
-    Rule(f.COMPILE, f.GROUPS, "members speak with each other within a forward", code="BX1227c"),
+    Rule(f.COMPILE, f.GROUPS, "TP ranks exchange messages within a forward", code="BX1227c"),
     Rule(
         f.COMPILE,
         f.ZERO_3,
@@ -170,7 +170,7 @@ _QUANTIZE = (
     Rule(f.QUANTIZE_TRAINING, f.ASYNCHRONOUS, _INT8, code="BX1258d"),
     Rule(f.QUANTIZE_TRAINING, f.COMPILE, _INT8, code="BX1258e"),
 )
-_WHOLE = "keys and values are kept whole, where they are made and as the model makes them"
+_WHOLE = "keys and values are not divided: they stay where and as the model makes them"
 _CACHE = (
     Rule(f.CACHE, f.TRAINING, "it is for generation", "add --mode eval", code="BX3008"),
     Rule(f.CACHE, f.GROUPS, _WHOLE, code="BX3009a"),
@@ -345,7 +345,7 @@ _REPLICAS = (
     ),
 )
 _GROUPS = (
-    Rule(f.GROUPS, f.LENGTHS, "members exchange fixed shapes", f.ONE_LENGTH, code="BX1349"),
+    Rule(f.GROUPS, f.LENGTHS, "TP ranks exchange fixed shapes", f.ONE_LENGTH, code="BX1349"),
     Rule(
         f.GROUP_SHARES,
         f.OPEN_GROUPS,
@@ -373,7 +373,7 @@ _IN_BUFFERS = "hold it in buffers, written in place (register_buffer)"
 _OWN_DEVICES = "leave --replicas out: the devices are one pipeline then"
 _STATE = (
     Rule(f.REPLICAS, f.STATE, "each replica would have its own", _OWN_DEVICES, code="BX1352a"),
-    Rule(f.GROUPS, f.STATE, "each member would have its own", _IN_BUFFERS, code="BX1352b"),
+    Rule(f.GROUPS, f.STATE, "each TP rank would have its own", _IN_BUFFERS, code="BX1352b"),
     Rule(
         f.ASYNCHRONOUS,
         f.STATE,

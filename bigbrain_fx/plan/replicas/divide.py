@@ -267,7 +267,7 @@ def require_few_messages(replicas: int) -> None:
     most = next(n for n in range(replicas, 0, -1) if not has_many_messages(n))
     raise InputError(
         f"{replicas:,} replicas that each send to each other are {_messages(replicas):,} messages "
-        f"a step for one stage alone, and a plan has room for {MOST_MESSAGES:,}",
+        f"a step for one stage alone, and a plan has at most {MOST_MESSAGES:,}",
         code="BX1283",
         at="--replicas",
         help=f"use at most --replicas {most}, each of several devices",

@@ -368,5 +368,5 @@ class ListScheduler(Schedule):
         in_flight = self.in_flight or in_flight_to_fill(timed, micro_batches, untrained)
         whole = VirtualStages.unsplit(timed, micro_batches, untrained)
         orders = list_orders(whole, Taste(deep=False), dict(enumerate(in_flight)))
-        assert orders is not None, "nothing lacks room where no bytes are counted"
+        assert orders is not None, "nothing lacks memory where no bytes are counted"
         return with_instructions(stages, (orders[device] for device in timed.devices), trained)

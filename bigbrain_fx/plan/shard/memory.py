@@ -91,7 +91,7 @@ def is_written(graph: Graph, name: str) -> bool:
 
 
 def _memory(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
-    """Name what is written in place, with its views; and parameters of what is kept whole."""
+    """Name what is written in place, with its views; and parameters of opaque modules."""
     known: tuple[frozenset[str], frozenset[str]] | None = graph.__dict__.get(_MEMORY)
     if known is None:
         known = graph.__dict__[_MEMORY] = _written(graph), _kept(graph)

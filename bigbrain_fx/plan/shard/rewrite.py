@@ -74,10 +74,10 @@ def lengths(size: int, shares: Shares) -> tuple[int, ...]:
         )
     if size < len(shares):
         raise InputError(
-            f"an axis of {size} cannot be split over {len(shares)} members",
+            f"an axis of {size} cannot be split over {len(shares)} TP ranks",
             code="BX1323",
             at="--tensor-parallel",
-            help=f"use at most {size} members, or leave the axis out",
+            help=f"use at most {size} TP ranks, or leave the axis out",
         )
     return _dealt(size, tuple(shares))
 

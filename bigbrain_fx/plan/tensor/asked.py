@@ -175,7 +175,7 @@ def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:
     sizes = [axis.size for axis in axes if axis.flops and axis.params]
     if sizes and max(sizes) > 1:
         return InputError(
-            f"no axis can be split over {members} members: the longest has {max(sizes)}",
+            f"no axis can be split over {members} TP ranks: the longest has {max(sizes)}",
             code="BX1336",
             at="--tensor-parallel",
             help=f"use --tensor-parallel {max(sizes)} or fewer",

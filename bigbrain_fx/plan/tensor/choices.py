@@ -222,7 +222,7 @@ def grouped_plan(case: Case, make: Callable[[Case], Plan]) -> Plan:
 
 # A plan of `auto` may have groups that nobody asked for.
 _ROUNDED = (
-    "Sums that members share equal one process's to rounding, the same in every run. "
+    "Sums that TP ranks share equal one process's to rounding, the same in every run. "
     "--tensor-parallel 1 "
     "leaves groups out."
 )
@@ -272,7 +272,7 @@ def _over_hosts(plan: Plan, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
         f"{'+'.join(group)} are one tensor group on the hosts "
         f"{', '.join(dict.fromkeys(host[name] for name in group))}: of a step's "
         f"{plan.forecast.step_s:.3g} s, up to {exchanges_s(plan, group[0]):.3g} s are exchanges "
-        "between its members, over the network. A run compares what each of them computes for "
+        "between its ranks, over the network. A run compares what each of them computes for "
         "itself, and ends where their processors round otherwise"
         for group in wide
     )
@@ -311,7 +311,7 @@ def _weights(plan: Plan) -> str:
     own = {p.canonical: p.spec.nbytes for p in plan.graph.params if p.spec.requires_grad}
     cut = {param[shard.param].canonical for shard in plan.sharded.shards}
     share = sum(own[name] for name in cut & set(own)) / max(1, sum(own.values()))
-    return f"Of the weights {100 * share:.1f} % are divided, the rest every member has."
+    return f"Of the weights {100 * share:.1f} % are divided, every TP rank has the others."
 
 
 def _sent_text(plan: Plan) -> str:

@@ -110,10 +110,12 @@ def _placed_like(first: Stages, placement: Placement, to: Mapping[str, str]) -> 
 
 def _require_same(first: Stages, other: Stages) -> None:
     if [stage.ops for stage in first.stages] != [stage.ops for stage in other.stages]:
-        raise AssertionError("members of a group have other stages: their graphs differ in numbers")
+        raise AssertionError(
+            "ranks of a tensor group have other stages: their graphs differ in numbers"
+        )
     if list(map(_way, first.edges)) != list(map(_way, other.edges)):
         raise InputError(
-            "members of a group have parts of so few numbers that some replicas sum none of them",
+            "ranks of a tensor group have parts of so few numbers that some replicas sum none",
             code="BX1338",
             at="--tp-ratio",
             help="leave --tp-ratio out, or use fewer --replicas",

@@ -123,7 +123,7 @@ class GroupMaker:
                 unknown.
         """
         about = self.whole, self.tensor.axes, self.tensor.shares
-        tell(f"graphs of the {self.tensor.members} members of each group")
+        tell(f"graphs of the {self.tensor.members} ranks of each tensor group")
         tensor = self.tensor
         found = sharded(*about, scatters=tensor.scatters, crossed=tensor.crossed)
         if self.source.drop_last is False and self.whole.training:
@@ -341,7 +341,7 @@ def tensor_forecast(
 
 
 _Column: TypeAlias = tuple[Stages, tuple[Program, ...]]
-"""One member's stages, numbered from 0, and what its devices run."""
+"""One TP rank's stages, numbered from 0, and the programs of its devices."""
 
 
 def _of_members(programs: Sequence[Program], first: Stages, stages: Stages) -> Iterator[Program]:

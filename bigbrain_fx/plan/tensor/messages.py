@@ -349,8 +349,8 @@ def _grows(spec: TensorSpec, most: int) -> bool:
 def _does_not_grow(graph: Graph, op: Op) -> InputError:
     made = next(iter(op.refs), op.name)
     return InputError(
-        f"members of a group exchange '{made}', {op.outputs[0]}, whose size does not grow with the "
-        "rows of a micro-batch, and drop_last = False lets those be fewer",
+        f"ranks of a tensor group exchange '{made}', {op.outputs[0]}, whose size does not grow "
+        "with the rows of a micro-batch, and drop_last = False lets those be fewer",
         code="BX1341",
         at=(graph.op[made].source if made in graph.op else "") or "drop_last",
         help="say drop_last = True in the model file, or name other axes by --tp-axes",

@@ -1,4 +1,4 @@
-"""Device d0: stage 0 of 2 of GPT, member 0 of 2.
+"""Device d0: stage 0 of 2 of GPT, TP rank 0 of 2.
 
     [d0]      1f1b, 4 micro-batches of 4
 
@@ -78,7 +78,7 @@ class Stage0(Stage):
 
 
 # Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
-# What members of the group send each other: a channel for each size.
+# Exchanges of the tensor group's ranks: a channel for each size.
 PARTS = (
     Channel(
         0, "part", "256 x float32", source=0, target=1, sender="d0", receiver="d1",

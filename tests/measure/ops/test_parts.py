@@ -123,5 +123,5 @@ def test_shares_are_as_many_as_members(tmp_path: Path) -> None:
     assert "2 shares for 3 devices that compute together" in ran.err
     many = call(*about, "--tp-ratio", "1:" * 99 + "1", "--rounds", "1")
     assert many.code == 2
-    assert "no axis can be split over 100 members: the longest has 48" in many.err
+    assert "no axis can be split over 100 TP ranks: the longest has 48" in many.err
     assert not (tmp_path / "p.sqlite").exists() or not ProfileStore(tmp_path / "p.sqlite").rows()

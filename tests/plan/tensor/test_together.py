@@ -147,7 +147,7 @@ def test_groups_are_what_auto_takes_where_one_micro_batch_has_much_work() -> Non
     assert plan.stages.members == 2
     said = str(explain(plan))
     assert "one pipeline" in said
-    assert "a step to each other member; whole: " in said
+    assert "a step to each other TP rank; whole: " in said
     assert plan.search is not None
     assert "of these tensor groups and axes" in plan.search.bounds[0].covers
     for without in ({"tensor": 1}, {"replicas": 2, "micro_batches": 2}):

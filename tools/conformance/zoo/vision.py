@@ -192,7 +192,7 @@ CASES = (
     Case(
         "detr-matcher",
         lambda _: of("DetrForObjectDetection")(_detr_config()),
-        _found_objects,  # the matcher runs in SciPy, kept whole
+        _found_objects,  # the matcher runs in SciPy, opaque
         depth=0,
     ),
 )

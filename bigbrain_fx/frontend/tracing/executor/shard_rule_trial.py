@@ -107,7 +107,7 @@ def _tried(trial: RuleTrial, given: TrialTensors) -> str | None:
     for member, made in enumerate(found):
         own = {s.param: s for s in trial.sharded.shards if s.member == member}
         for problem in _unlike(want, made, own):
-            return f"{problem} on member {member}"
+            return f"{problem} on TP rank {member}"
     return None
 
 

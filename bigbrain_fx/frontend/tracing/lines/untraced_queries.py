@@ -188,7 +188,7 @@ def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:
         notes=("a try whose except hears the trace's own error, or a question about tracing",),
         help="let a tensor decide: h = torch.where(h.abs().max() > 6, h / 2, h); or ask outside of "
         "the try, and ask nothing of tracing or of types before it; or put the lines into a module "
-        "of its own and keep that whole: --opaque with its class",
+        "of its own and make that opaque: --opaque with its class",
     )
     error.inside = [plain[unseen[0]]]  # `enclosing` reads it
     raise error

@@ -30,7 +30,7 @@ from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
 _MOST = 16  # attempts
 _MOST_OF = 0.5  # share of the parameters
-_WHEREVER = ("BX0160", "BX0170")  # state and hooks: kept whole or not
+_WHEREVER = ("BX0160", "BX0170")  # state and hooks: opaque or not
 _HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of its class
 
 
@@ -194,7 +194,7 @@ def _told(found: _Found, model: nn.Module, whole: KeptWhole, given: int, why: st
         kinds = dict.fromkeys(type(model.get_submodule(path)).__name__ for path in paths)
         count = f"{len(paths)} modules" if len(paths) > 1 else paths[0]
         what.append(f"{', '.join(kinds)} ({count}, {_share(model, paths):.0%} of the parameters)")
-    text = f"kept whole, on one device: {', '.join(what)}; {why}. --strict refuses instead"
+    text = f"opaque, on one device: {', '.join(what)}; {why}. --strict refuses instead"
     return replace(found, warnings=(*found.warnings, text))  # type: ignore[type-var]
 
 

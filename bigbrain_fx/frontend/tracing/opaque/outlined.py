@@ -81,7 +81,7 @@ def _changed(model: nn.Module, spans: Sequence[Span], whole: Collection[str]) ->
         refusal = CaptureError(
             f"lines of {kind.__name__}.forward cannot be opaque by themselves: {error}",
             code="BX0141b",
-            help="put them into a module of their own and keep that whole: --opaque with its class",
+            help="put them into a module of their own and make it opaque: --opaque with its class",
         )
         refusal.inside = error.shared or None
         raise refusal from error

@@ -308,7 +308,7 @@ def facts_of(
     versions = [tensor._version for tensor in tensors]
     before = [_numbers(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-    with Dice() as dice, rolls() as rolled, asks_within(given, "a module that is kept whole"):
+    with Dice() as dice, rolls() as rolled, asks_within(given, "an opaque module"):
         result = run()
     found: list[Tensor] = []
     encoded = place(result, found)
@@ -386,7 +386,9 @@ class _StandIn:
         if not self.facts:
             return self._on_shapes(call, given, own)
         if any(len(calls) <= number for calls in self.facts):
-            raise CaptureError(f"the leaf {self.path} is called in the trace only", code="BX0140h")
+            raise CaptureError(
+                f"the opaque module {self.path} is called in the trace only", code="BX0140h"
+            )
         shapes = [tuple(tensor.shape) for tensor in given]
         return fitted([calls[number] for calls in self.facts], shapes, self.path)
 
@@ -399,7 +401,7 @@ class _StandIn:
                 _, facts = self.own.facts_of_call(names, args, kwargs)
         except Exception as error:
             raise CaptureError(
-                f"the leaf {self.path} cannot run on shapes alone: "
+                f"the opaque module {self.path} cannot run on shapes alone: "
                 f"{type(error).__name__}: {str(error).splitlines()[0]}",
                 code="BX0140i",
                 help="capture the model with its weights (split), not without (estimate)",
@@ -412,7 +414,7 @@ def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int)
     inputs = [i for i in facts.written if i < given]
     if inputs:
         raise CaptureError(
-            f"the leaf {call.target.removeprefix(LEAF)} writes into what it is given",
+            f"the opaque module {call.target.removeprefix(LEAF)} writes into what it is given",
             code="BX0140j",
             help="let it write into a copy: x = x.clone()",
         )
@@ -497,7 +499,7 @@ def _size(
 
 def _uneven(path: str) -> CaptureError:
     return CaptureError(
-        f"what the leaf {path} gives does not grow evenly with the batch",
+        f"what the opaque module {path} gives does not grow evenly with the batch",
         code="BX0140k",
         help="let it return tensors whose sizes are a multiple of the batch's, or pad them",
     )

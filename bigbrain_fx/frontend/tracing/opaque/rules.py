@@ -47,7 +47,7 @@ def require_found(
     if name is not None:
         dense = plain[name].layout is torch.strided if name in plain else True
         raise CaptureError(
-            f"the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
+            f"the opaque module {type(module).__name__} keeps the tensor {name!r} where no state "
             "dict finds it",
             code="BX0140e",
             help=_BUFFER if dense else _SPARSE_BUFFERS,
@@ -72,10 +72,10 @@ def require_tensors(module: nn.Module, result: Arg, state: Sequence[str]) -> Non
     decode(result, leaves.append)
     if state and not (leaves and all(isinstance(leaf, TensorSlot) for leaf in leaves)):
         raise CaptureError(
-            f"the leaf {type(module).__name__} goes by {state[0]} and gives numbers that are no "
-            "tensors",
+            f"the opaque module {type(module).__name__} goes by {state[0]} and gives numbers "
+            "that are no tensors",
             code="BX0141c",
-            help="let the leaf be a larger module, which uses them: --opaque with its class",
+            help="make a larger module opaque, which uses them: --opaque with its class",
         )
 
 
@@ -99,7 +99,7 @@ def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: obj
     if name is None:
         return
     raise CaptureError(
-        f"the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
+        f"the opaque module {type(module).__name__} writes into {name!r}, and its backward reads "
         "it: forwards of several micro-batches run before the first backward",
         code="BX0140f",
         help=f"compute with a copy: self.{name}.clone(), where what follows uses self.{name}",
@@ -125,16 +125,16 @@ def twice(path: str) -> CaptureError:
         f"forward calls the opaque module {path} more than once, and it goes by what its calls "
         "leave in attributes: the calls may be on several devices, each with attributes of its own",
         code="BX0160j",
-        help=f"let one module call {path}, and keep that one whole: --opaque with its class",
+        help=f"let one module call {path}, and make that one opaque: --opaque with its class",
     )
 
 
 def given_otherwise(path: str) -> CaptureError:
     """Refuse what is given other tensors in a trace than in a run: a mask that only a trace has."""
     return CaptureError(
-        f"the leaf {path} is given other tensors in a trace than when the model runs",
+        f"the opaque module {path} is given other tensors in a trace than when the model runs",
         code="BX0141a",
-        help="let a larger module, which makes these, be the leaf: --opaque with its class",
+        help="make a larger module opaque, which makes these: --opaque with its class",
     )
 
 
@@ -144,9 +144,9 @@ def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) 
     pairs = [*zip(before[path], now[path], strict=False)]
     if any(one.given != other.given for one, other in pairs):
         return CaptureError(
-            f"the leaf {path} is given other shapes for other data of the same batch size",
+            f"the opaque module {path} is given other shapes for other data of the same batch size",
             code="BX0141a",
-            help="let a larger module, which makes these, be the leaf: --opaque with its class",
+            help="make a larger module opaque, which makes these: --opaque with its class",
         )
     alike = len(before[path]) == len(now[path])
     if alike and all(one.tensors == other.tensors for one, other in pairs):
@@ -157,9 +157,9 @@ def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) 
             "return tensors of a fixed shape (pad them)",
         )
     return CaptureError(
-        f"the leaf {path} {what} of the same batch size",
+        f"the opaque module {path} {what} of the same batch size",
         code="BX0140g",
-        help=f"let it {how}, or make a larger module the leaf",
+        help=f"let it {how}, or make a larger module opaque",
     )
 
 
@@ -200,7 +200,7 @@ def asks_within(given: Sequence[Tensor], what: str) -> Iterator[None]:
                 "what that was computed from outside of it: on its device nobody knows how",
                 code="BX0186",
                 help="put what asks, with the modules that it asks about, into a module of its own "
-                'and keep that whole: --opaque with its class (or leaves = ["Class"] in the model '
+                'and make that opaque: --opaque with its class (or leaves = ["Class"] in the model '
                 "file)",
             )
         return original(outputs, *args, **named)

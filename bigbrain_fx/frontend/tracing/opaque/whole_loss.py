@@ -81,7 +81,7 @@ class KeptLoss:
         self.reads = (self.reads or set()) | touched.numbers(given)
         self.random |= dice.thrown or bool(rolled)
         if not isinstance(found, Tensor):
-            raise TypeError("a loss that is kept whole returns a tensor alone")
+            raise TypeError("an opaque loss returns a tensor alone")
         self.dtype = found.dtype
         return found
 

@@ -358,7 +358,7 @@ def require_divided(model: nn.Module, make: Make, shards: Sequence[Shard]) -> No
             name, error = worst(found, want, start)
             if error > ALIKE:
                 is_part = (name, member) in of
-                what = f"the part of {name} that member {member} has" if is_part else name
+                what = f"the part of {name} that TP rank {member} has" if is_part else name
                 raise LOOKS_AT_MORE_NUMBERS.error(place_of(make), what=what, error=error)
 
 

@@ -105,7 +105,7 @@ LOOKS_AT_MORE_NUMBERS = Refusal(
     "updates "
     "{what} otherwise, by {error:.1e} of its update",
     code="BX2107",
-    notes=("every member makes an optimizer of its own, and gives it the parts it has",),
+    notes=("every TP rank makes an optimizer of its own, and gives it the rank's shards",),
     help="update each number by its own gradient alone, as torch.optim.AdamW does, or leave "
     "--tensor-parallel out",
 )

@@ -7,7 +7,7 @@
     done = bb.run(made.bundle, bb.RunOptions(steps=30))
     bb.verify(made.bundle).require_passed()
 
-Public names are loaded when they are first used: importing this package imports no torch, and
+Public names are loaded when they are first used. Importing this package imports no torch, and
 neither does planning; `capture` of a module in memory does.
 """
 

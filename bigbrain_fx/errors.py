@@ -1,8 +1,8 @@
 """The errors a user may see; each says what was expected, what was found, where, and what to do.
 
 Each place that raises one has a code of its own, `code="BX1203"`: tests, scripts and other code go
-by it, so that sentences can change. docs/reference/errors.md lists the codes. Plug-ins of others
-need none.
+by it, so that sentences can change. The codes are listed in docs/reference/errors.md. Plug-ins of
+others need none.
 
 This module knows nothing of torch or the terminal: `cli` decides how an error is shown.
 """

@@ -42,8 +42,8 @@ class Fitted:
         turned_passes: over a convolution's tensors, in half precision and not channels_last.
         unhidden: the part of a half-precision product's passes over memory that its arithmetic does
             not hide, or of its arithmetic that they do not.
-        aligned_4, aligned_2, aligned_1: share of a half-precision product's rate where rows divide
-            by 4, 2 or 1 elements and not by 8, as tensor cores read.
+        aligned_4, aligned_2, aligned_1: part of a half-precision product's rate where rows divide
+            by 4, 2 or 1 elements and not by 8.
         attention_from_hopper_on: share of attention there: torch's kernels are written for Ampere.
         wide_groups: share of the FP32 rate in the backward of a grouped convolution, for half
             precision, channels_last and groups of more than 32 channels.

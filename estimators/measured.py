@@ -1,9 +1,9 @@
 """`measured`: op times from a profile database that `bigbrain-fx profile` filled.
 
 A profile holds for the machine it was taken on. For a device of other rates the op's time is
-scaled, its start by launch times and the rest by the rates of products or of memory. The
-rate that bounds the op counts (the roofline of `analytical`). What is absent is `analytical`'s,
-and so is memory; `Costs.measured` says what was there.
+scaled: its start by launch times, its work by rates of products or memory. The rate that bounds the
+op counts (the roofline of `analytical`). What is absent is `analytical`'s, and so is memory;
+`Costs.measured` says what was there.
 
 On the processor that was profiled, which `doctor` names in the cluster file, times are scaled only
 by what its host's devices share. Rates of one machine differ between two processes, a CPU's memory

@@ -235,8 +235,8 @@ def _relaxed(
 ) -> NDArray[np.float64]:
     """Solve the relaxation; return per edge 0 (the reader follows at once) to 1 (it is sent).
 
-    Minimise w over starts s and x in [0, 1], where for each edge s_u + p_u + c_uv x_uv <= s_v, for
-    each job s_v + p_v <= w, and all but one of a job's edges out, and of its edges in, are sent.
+    Minimise w over starts s and x in [0, 1]. For each edge s_u + p_u + c_uv x_uv <= s_v, and for
+    each job s_v + p_v <= w. All but one of a job's edges out, and of its edges in, are sent.
     """
     from scipy import optimize, sparse
 

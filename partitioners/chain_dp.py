@@ -70,7 +70,7 @@ class ChainDP:
         use_all: use every device, even where fewer are faster.
         gap: stop when the split is proven to be within this share of the best one.
         block_gap: cut between layers of the model rather than inside one, unless that costs more
-            than this share of the step: such stages are easier to read, and send less. Infinity
+            than this part of the step. Such stages are easier to read, and send less. Infinity
             never cuts inside one.
     """
 

@@ -144,8 +144,8 @@ class MemoryBound:
     def _stages(self, homes: Sequence[str]) -> list[list[int]]:
         """Return the units of each stage, in the order of `plan.cut`.
 
-        The gradient of a later reader goes back through an earlier one; of two that do not wait
-        for each other, the order says which is which.
+        The gradient of a later reader goes back through an earlier one. The order decides between
+        two that do not wait for each other.
         """
         count, edges = self.known.count, self.known.edges
         waits_for = neighbours(count, ((b, a) for a, b in edges))

@@ -46,8 +46,8 @@ def read_availability(path: str | Path, cluster: Cluster) -> tuple[Period, ...]:
     """Read which devices of a cluster are there when.
 
     Raises:
-        InputError: it cannot be read, a field is wrong, a device is not of the cluster, hours do
-            not ascend from 0, or for some time no device is there.
+        InputError: it is unreadable, a field is wrong, a device is unknown, hours do
+            not ascend from 0, or a time has no device.
     """
     with os_error_as(
         "cannot read the trace", code="BX1059", at=str(path), help=f"write one like {_EXAMPLE}"

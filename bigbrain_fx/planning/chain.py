@@ -268,8 +268,8 @@ class BestFirst:
             sequences: the devices along the pipeline, the best looking first.
             gap: 0.001: to a thousandth.
             most_steps: stages that may be solved; reaching it is no error.
-            eager_steps: of these, for the best split of each sequence, whatever its bound; what
-                comes after is left out. 0: a sequence is solved when its bound is the least.
+            eager_steps: of these, for the best split of each sequence, whatever its bound; later
+                ones are left out. With 0 a sequence is solved when its bound is the least.
         """
         for sequence in sequences:
             low_s = self.solver.least_busy_s(sequence)

@@ -1,8 +1,8 @@
 """Orders that have a name, as jobs of each device: 1F1B, ZB-H1, interleaved, ZB-V, DualPipe-V.
 
 The orders hold for equal stages without messages; for other stages they are known answers and
-places to start. torch.distributed.pipelining has the same orders; a test compares them job by job.
-Where torch says FULL_BACKWARD, a Backward and its BackwardWeight stand side by side.
+places to start. The same orders are in torch.distributed.pipelining; a test compares them job by
+job. Where torch says FULL_BACKWARD, a Backward and its BackwardWeight stand side by side.
 """
 
 from __future__ import annotations

@@ -271,9 +271,9 @@ def in_flight_to_fill(
 
     Little's law: the time that one micro-batch, alone, stays on the device, over the time between
     two micro-batches at the slowest device or link. On a chain each hop is rounded up on its own,
-    since 1F1B alternates in lockstep. p equal stages with free links get p - s, as in classic 1F1B.
-    The numbers never grow from stage to stage, as `1f1b` needs. With
-    several stages per device micro-batches queue for one another, and one more is let in.
+    since 1F1B alternates in lockstep. With free links, p equal stages get p - s, as in classic
+    1F1B. The numbers never grow from stage to stage, as `1f1b` needs. With several stages per
+    device micro-batches queue for one another, and one more is let in.
 
     Returns:
         One number per device, from 1 to `micro_batches`, in the order of `stages.devices`.

@@ -2,11 +2,12 @@
 
     python -P forking.py MODULE...
 
-Its stdin is a line: each message is an order (words, folder, environment), with the descriptors of
-the new process's stdin, stdout and stderr, those of `numbers`, and last a line of its own, on which
-the process's id is said, and its exit code when that is asked for. An order to be `apart` is of a
-process that is no child of this one: whoever started this, a subreaper, waits for it. Modules that
-are not there are left out. It has no threads and nothing of a user's, and imports nothing of ours.
+Its stdin is a connection: each message is an order (words, folder, environment) with descriptors.
+These are the new process's stdin, stdout and stderr, the descriptors of `numbers`, and last a
+connection of its own. On that the process's id is sent, and its exit code on request. An order to
+be `apart` is of a process that is no child of this one: whoever started this, a subreaper, waits
+for it. Modules that are not there are left out. It has no threads and nothing of a user's, and
+imports nothing of ours.
 """
 
 from __future__ import annotations

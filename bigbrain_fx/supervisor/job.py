@@ -35,9 +35,8 @@ class Job:
         suspect: the share of the devices' steps that spares compute again, and compare.
         log_bytes: of sent messages that a device keeps at most; beyond it forgets them, and a death
             takes all devices back. None: its share of half of the memory that is free.
-        grace_s: longest time from a request to stop to the end of a step, and from there to the
-            next thing that comes nearer to the end. None: as long as recent steps took three times,
-            and 30 s at least.
+        grace_s: longest time from a request to stop to the end of a step, and then between signs of
+            progress. None: as long as recent steps took three times, and 30 s at least.
         elastic: it goes on without a replica that is lost for good, where its program can.
         replicas: its program may have several, of which one may take over another's state.
         hosts: where each device is; empty: all are on this host. Snapshots stay on their host, so

@@ -87,8 +87,8 @@ def _lives(pid: int) -> bool:
 def _system() -> str:
     """Return what tells apart whose process numbers mean one and the same process.
 
-    A disk may be shared with other hosts, with containers of this one, or be what was there before
-    the last boot: of their processes nothing is known here, and what they leave stays.
+    A disk may be shared with other hosts or containers, or have files of before the last boot.
+    Their processes are unknown here, and their files stay.
     """
     try:
         known = _BOOT.read_text(encoding="utf-8") + os.readlink(_PROCESSES)

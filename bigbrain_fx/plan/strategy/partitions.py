@@ -2,8 +2,8 @@
 
     a b c, 2 micro-batches     [a] [b]   [a b] [c]   [a] [b] [c]   ...
 
-A partition is yielded once: devices that could change places are not told apart, and neither the
-list of devices nor their names have a part in it.
+A partition is yielded once: devices that could change places count as identical. The order and the
+names of devices have no effect.
 """
 
 from __future__ import annotations

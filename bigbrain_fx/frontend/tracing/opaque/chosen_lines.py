@@ -20,7 +20,7 @@ from bigbrain_fx.frontend.tracing.opaque.forward_text import Forward, Span, is_l
 from bigbrain_fx.frontend.tracing.opaque.syntax import escapes
 from bigbrain_fx.frontend.translation.sources import is_users, with_causes
 
-OF_GIVEN = ("BX0141a", "BX0140j")
+OF_GIVEN = ("BX0141a", "BX0141e", "BX0140j")
 """Refusals of a module for what it is given, or writes into: what makes that is to be in it."""
 
 

@@ -133,7 +133,7 @@ def given_otherwise(path: str) -> CaptureError:
     """Refuse what is given other tensors in a trace than in a run: a mask that only a trace has."""
     return CaptureError(
         f"the opaque module {path} is given other tensors in a trace than when the model runs",
-        code="BX0141a",
+        code="BX0141e",
         help="make a larger module opaque, which makes these: --opaque with its class",
     )
 

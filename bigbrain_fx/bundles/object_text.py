@@ -11,8 +11,10 @@ which a bundle loads; another tensor comes with them. Nothing is pickled.
 from __future__ import annotations
 
 import ast
+import builtins
 import copyreg
 import itertools
+import keyword
 import re
 import sys
 import types
@@ -167,7 +169,15 @@ class _Writer:
             here = ast.Constant("cpu")  # also where all others are "meta"
             make = _attribute(torch_name, "tensor")
             return called(make, literal(value.tolist()), dtype=kind, device=here)
-        data = value.contiguous().view(-1).view(sys.modules["torch"].uint8).numpy().tobytes()
+        data = (
+            value.detach()
+            .cpu()
+            .contiguous()
+            .view(-1)
+            .view(sys.modules["torch"].uint8)
+            .numpy()
+            .tobytes()
+        )
         raw = called(_attribute("bytearray", "fromhex"), ast.Constant(data.hex()))
         flat = called(_attribute(torch_name, "frombuffer"), raw, dtype=kind)
         return called(ast.Attribute(flat, "reshape"), literal(tuple(value.shape)))
@@ -239,7 +249,8 @@ class _Writer:
         return name
 
     def _named(self, value: object, made: ast.expr, hint: str) -> ast.Name:
-        name = next(n for n in numbered(hint) if n not in self._variables | self.defined)
+        taken = self._variables | self.defined | vars(builtins).keys() | {*keyword.kwlist}
+        name = next(n for n in numbered(hint) if n not in taken)
         self._variables.add(name)
         self._made[id(value)] = name, value
         self.statements.append(ast.Assign([ast.Name(name, ast.Store())], made))

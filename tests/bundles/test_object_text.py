@@ -103,6 +103,12 @@ def test_slots_partials_and_generators_have_their_state() -> None:
     assert torch.equal(again(drawn).get_state(), drawn.get_state())  # has drawn
 
 
+def test_variables_hide_no_name_of_python() -> None:
+    meter = Meter()
+    found = again({"lambda": [meter], "set": [meter], "bytearray": meter, "also": {1, 2}})
+    assert found == {"lambda": [meter], "set": [meter], "bytearray": meter, "also": {1, 2}}
+
+
 def test_methods_are_those_of_their_object() -> None:
     meter = Meter([1])
     found, add, built_in = again([meter, meter.seen.append, F.gelu])

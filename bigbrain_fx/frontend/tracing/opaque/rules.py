@@ -23,7 +23,7 @@ from bigbrain_fx.frontend.translation.leaf import own_tensors
 from bigbrain_fx.frontend.translation.nests import TensorSlot, decode
 
 if TYPE_CHECKING:
-    from bigbrain_fx.frontend.tracing.opaque.recording import Facts
+    from bigbrain_fx.frontend.tracing.opaque.call_facts import Facts
 
 
 def require_found(

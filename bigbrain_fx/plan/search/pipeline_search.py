@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -236,10 +237,11 @@ class PipelineSearch:
         in_flight = asked or (entry.in_flight if alternates else None)
         placement, micro = self._placement(entry), entry.micro_batches
         trial = Trial(PIPELINE, placement, schedule, micro, in_flight, entry.recompute)
-        if self.ranking.consider(trial) is not None or not alternates:
+        found = self.ranking.consider(trial)
+        if not alternates or (found is not None and not _is_held_back(in_flight, micro)):
             return
         classic = self.ranking.consider(replace(trial, in_flight=asked))
-        if classic is None and in_flight and not asked:
+        if found is None and classic is None and in_flight and not asked:
             self.ranking.consider(replace(trial, in_flight=(1,) * len(in_flight)))
 
     @property
@@ -397,3 +399,13 @@ def _longest_path_s(work: Work, names: Sequence[str]) -> float:
         before = max((ends_both[maker] for maker in graded[unit]), default=0.0)
         ends_both[unit] = before + both[unit]
     return float(max(ends_forward.max(), ends_both.max()))
+
+
+def _is_held_back(in_flight: tuple[int, ...] | None, micro_batches: int) -> bool:
+    """Whether stages have fewer micro-batches in flight than 1F1B's own.
+
+    Where a bound above the ledger has chosen so, the own numbers may fit, too.
+    """
+    limited = in_flight or ()
+    own = (min(stages, micro_batches) for stages in range(len(limited), 0, -1))
+    return any(map(operator.lt, limited, own))

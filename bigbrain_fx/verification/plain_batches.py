@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend import ModelFile
+from bigbrain_fx.verification.draws import States, set_states, states
 
 Path_ = tuple[Any, ...]  # where a tensor is in a batch: keys and places
 
@@ -29,38 +30,25 @@ def drawn(file: ModelFile, seed: int) -> Iterator[object]:
     dice = _seeded_dice(seed)
     source: Iterator[object] | None = None
     while True:
-        before = _dice()
-        _set_dice(dice)
+        before = states()
+        set_states(dice)
         try:
             source = iter(file.batches(seed)) if source is None else source
             batch = next(source)
         except StopIteration:
             return
         finally:
-            dice = _dice()
-            _set_dice(before)
+            dice = states()
+            set_states(before)
         yield batch
 
 
-def _seeded_dice(seed: int) -> tuple[Any, ...]:
+def _seeded_dice(seed: int) -> States:
     """Return the states in which torch's, Python's and, if loaded, NumPy's generators begin."""
     numpy_random = sys.modules.get("numpy.random")
     own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
     torch_state = torch.Generator().manual_seed(seed).get_state()
     return torch_state, random.Random(seed).getstate(), own
-
-
-def _dice() -> tuple[Any, ...]:
-    numpy_random = sys.modules.get("numpy.random")
-    numpy_state = numpy_random.get_state() if numpy_random else None
-    return torch.default_generator.get_state(), random.getstate(), numpy_state
-
-
-def _set_dice(state: tuple[Any, ...]) -> None:
-    torch.default_generator.set_state(state[0])
-    random.setstate(state[1])
-    if state[2] is not None:
-        sys.modules["numpy.random"].set_state(state[2])
 
 
 def split_entries(

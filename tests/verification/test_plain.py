@@ -422,7 +422,13 @@ def test_the_loop_knows_no_graph() -> None:
         ),  # model file, batch
         *("Route", "Step", "route", "settle"),  # how a batch reaches forward
         *("Call", "UserStep"),  # the same, where the step is opaque
-        *("Key", "reseed", "seed_of"),  # how a key becomes a seed
+        *(
+            "Key",
+            "reseed",
+            "States",
+            "states",
+            "set_states",
+        ),  # of draws.py, which is read here, too
         *("needs_closure", "needs_metrics"),  # what step() of an optimizer or scheduler asks for
         "keep_sparse_apart",  # which buffers of a model no state dict of a bundle has
         "LossCount",  # by which count micro-batches weigh

@@ -1,19 +1,34 @@
-"""The caller's own module while devices train copies of it; each read gets their weights first."""
+"""The caller's own module while devices train copies of it; each read gets their weights first.
+
+    model.head.weight   average.update(parameters)   model(x)  ──▶  weights of now
+    clip_grad_norm_(model.parameters(), 1.0)                   ──▶  refused: the devices have them
+
+Its tensors get a class of their own until the end, whose `__torch_function__` sees every use of
+them: also of one that the caller has held since before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from torch import nn
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import InputError
+
+_Function = Callable[..., Any]
+_GRADIENT = vars(torch._C.TensorBase)["grad"].__get__
+_PROPERTY = ("__get__", "__set__", "__delete__")
+_ZEROING = ("zero_", "_foreach_zero_", "detach_")  # zero_grad(set_to_none=False)
 
 
 class CallersModule:
-    """Calls `refresh` before the module computes, and before its tensors are read through it.
+    """Calls `refresh` before the module computes, and before its tensors are read.
 
-    A tensor that the caller holds, of a list made before, is not read through the module.
+    Attributes:
+        is_read: a tensor was read since this was set to False; the caller may write into it.
 
     Args:
         module: the caller's.
@@ -21,69 +36,119 @@ class CallersModule:
     """
 
     def __init__(self, module: nn.Module, refresh: Callable[[], None]) -> None:
-        self.module, self._look = module, _Look(refresh)
-        self._handle = module.register_forward_pre_hook(self._look)  # layers may hold theirs, too
-        for part in module.modules():
-            part._parameters = _Tensors(part._parameters, self._look)
-            part._buffers = _Tensors(part._buffers, self._look)
+        self._refresh = refresh
+        self.is_read = self._is_within = False
+        self._handle = module.register_forward_pre_hook(_Read(self))  # layers may hold theirs, too
+        watched = {kind: _watched(kind, self) for kind in (Tensor, nn.Parameter)}
+        tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self._kinds = [(t, type(t)) for t in tensors.values() if type(t) in watched]
+        for tensor, kind in self._kinds:
+            tensor.__class__ = watched[kind]
+
+    def read(self) -> None:
+        """Give the module the weights of now, if that is not under way."""
+        if not self._is_within:
+            self.is_read = True
+            with self.unread():
+                self._refresh()
 
     @contextmanager
     def unread(self) -> Iterator[None]:
         """Let reads in the block find the tensors as they are."""
-        before, self._look.is_within = self._look.is_within, True
+        before, self._is_within = self._is_within, True
         try:
             yield
         finally:
-            self._look.is_within = before
+            self._is_within = before
+
+    def compute(self, function: _Function, args: Sequence[Any], named: Mapping[str, Any]) -> Any:  # noqa: ANN401  # as of torch
+        """Compute a function of tensors of the module, for their class."""
+        is_property = function.__name__ in _PROPERTY
+        if not is_property:
+            self.read()
+        with torch._C.DisableTorchFunctionSubclass():
+            found = function(*args, **named)
+        if self._is_within or not is_property:
+            return found
+        if function == _GRADIENT:
+            is_asked = found is None and args[0].requires_grad
+            return NoGradient.of(args[0]) if is_asked else found
+        if isinstance(
+            found, Tensor
+        ):  # a view, such as `data`: its numbers change with the weight's
+            self.read()
+        return found
 
     def leave(self) -> None:
         """Let the module be as the caller made it."""
         self._handle.remove()
-        for part in self.module.modules():
-            part._parameters = dict(part._parameters)
-            part._buffers = dict(part._buffers)
+        for tensor, kind in self._kinds:
+            tensor.__class__ = kind
 
 
-class _Look:
-    """Refreshes a module; in a copy of it, such as an average, it does nothing."""
+class _Read:
+    """The hook of a module's calls; in a copy of the module, such as an average, it is idle."""
 
-    def __init__(self, refresh: Callable[[], None] | None = None) -> None:
-        self._refresh = refresh
-        self.is_within = False
+    def __init__(self, module: CallersModule | None = None) -> None:
+        self._module = module
 
     def __call__(self, *_: object) -> None:
-        if self._refresh is None or self.is_within:
-            return
-        self.is_within = True
-        try:
-            self._refresh()
-        finally:
-            self.is_within = False
+        if self._module is not None:
+            self._module.read()
 
-    def __reduce__(self) -> tuple[type[_Look], tuple[()]]:
-        return _Look, ()
+    def __reduce__(self) -> tuple[type[_Read], tuple[()]]:
+        return _Read, ()
 
 
-class _Tensors(dict[str, Any]):
-    """Tensors of a module by name, refreshed when one is read; a copy is a plain dict."""
+def _watched(kind: type[Tensor], module: CallersModule) -> type[Tensor]:
+    """Return a class of tensors like `kind`, whose uses a module hears of; a copy is plain."""
 
-    def __init__(self, tensors: dict[str, Any], look: _Look) -> None:
-        super().__init__(tensors)
-        self._look = look
+    def plain(tensor: Tensor) -> Tensor:
+        copied = tensor.detach().clone()
+        return nn.Parameter(copied, tensor.requires_grad) if kind is nn.Parameter else copied
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  # a tensor, or None
-        self._look()
-        return super().__getitem__(name)
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        @classmethod
+        def __torch_function__(
+            cls,
+            function: _Function,
+            _kinds: object,
+            args: Sequence[Any] = (),
+            named: Mapping[str, Any] | None = None,
+        ) -> Any:  # noqa: ANN401  # as of torch
+            return module.compute(function, args, named or {})
 
-    def items(self) -> Any:  # noqa: ANN401  # a view of dict's own
-        """Return names and tensors."""
-        self._look()
-        return super().items()
+        def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+            return cast("Tensor", memo.setdefault(id(self), plain(self)))
 
-    def values(self) -> Any:  # noqa: ANN401  # a view of dict's own
-        """Return the tensors."""
-        self._look()
-        return super().values()
+        def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401  # as of pickle
+            return plain(self).__reduce_ex__(protocol)
 
-    def __reduce_ex__(self, _protocol: object) -> tuple[object, ...]:
-        return dict, ([*self.items()],)
+    return Watched
+
+
+class NoGradient(Tensor):
+    """The gradient of a weight that devices train: it has a form, no numbers, and may be zeroed."""
+
+    @staticmethod
+    def of(parameter: Tensor) -> Tensor:
+        """Return that of a parameter."""
+        return Tensor._make_wrapper_subclass(
+            NoGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch gives no names
+        cls,
+        function: Any,  # noqa: ANN401  # as of torch
+        _kinds: object,
+        args: Sequence[Any] = (),
+        _named: object = None,
+    ) -> Any:  # noqa: ANN401  # as of torch
+        if function.__name__.partition(".")[0] in _ZEROING:
+            return args[0] if isinstance(args[0], Tensor) else None
+        raise InputError(
+            "gradients are on the devices, and this process has none",
+            code="BX3193",
+            help="give machine(...) clip_norm=1.0 to clip them there, and leave this call out",
+        )

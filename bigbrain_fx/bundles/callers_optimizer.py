@@ -1,13 +1,15 @@
-"""Options of the caller's own optimizer, which a loop changes as training goes on.
+"""The caller's own optimizer while devices step one like it: options go there, state comes back.
 
     scheduler.step(validation_loss)  ──▶  group["lr"]  ──▶  an entry of the next batch  ──▶  devices
+    optimizer.state_dict()           ◀──  the state of all devices
 
-A scheduler of the caller's sets them, or a plain assignment; the optimizer itself makes no step.
+A scheduler of the caller's sets options, or a plain assignment; the optimizer itself makes no step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bigbrain_fx.errors import InputError
@@ -15,10 +17,15 @@ from bigbrain_fx.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
 OF_OPTIMIZER = "optimizer."  # as in runtime/feeding.py
 _NO_OPTIONS = ("params", "param_names", "initial_lr")
 _Options: TypeAlias = list[dict[str, Any]]
+Unread: TypeAlias = Callable[[], AbstractContextManager[None]]
+_LEAVE_OUT = (
+    "leave optimizer.step() out: session.step() is forward, backward and the optimizer's step"
+)
 
 
 class CallersOptimizer:
@@ -38,6 +45,72 @@ class CallersOptimizer:
         pairs = zip(self._now(), rates, strict=True)
         self._first = [{**options, **rate} for options, rate in pairs]  # as the devices have them
         self._moved: set[str] = set()  # options that were others at some time
+        self._stepped = 0  # batches at the last call of `step`
+        self._handles: list[RemovableHandle] = []
+
+    @contextmanager
+    def gets_state(self) -> Iterator[None]:
+        """Let the block set the state, as devices have it; the caller's options stay."""
+        groups = self.optimizer.param_groups
+        before = [dict(group) for group in groups]
+        yield
+        for group, options in zip(groups, before, strict=True):
+            if not self.is_set_there:
+                group.clear()
+                group.update(options)
+
+    def enter(self, unread: Unread, steps: Callable[[], int], give: Callable[[], None]) -> None:
+        """Answer what a loop calls, until `leave`.
+
+        Args:
+            unread: a block in which the module's tensors are as they are.
+            steps: tells how many batches the devices got.
+            give: gives this optimizer the state of the devices.
+        """
+        made, blocks = self.optimizer, ExitStack()
+
+        def before(*_: object) -> None:
+            blocks.enter_context(unread())
+            try:
+                self._require_idle(steps())
+            except BaseException:
+                blocks.close()
+                raise
+
+        self._handles = [
+            made.register_step_pre_hook(before),
+            made.register_step_post_hook(lambda *_: blocks.close()),
+            made.register_state_dict_pre_hook(lambda _: give()),
+        ]
+        self._stepped = steps()
+
+    def leave(self) -> None:
+        """Let the optimizer be as the caller made it."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _require_idle(self, steps: int) -> None:
+        """Let a step do nothing: the devices have made it.
+
+        Raises:
+            InputError: it has gradients of this process, or is one for several batches.
+        """
+        groups = self.optimizer.param_groups
+        if any(p.grad is not None for group in groups for p in group["params"]):
+            raise InputError(
+                "the optimizer would step by gradients of this process, and devices train the "
+                "weights",
+                code="BX3194",
+                help=f"let the loss have all terms; {_LEAVE_OUT}",
+            )
+        before, self._stepped = self._stepped, steps
+        if steps - before > 1:
+            raise InputError(
+                f"the optimizer steps once for {steps - before} batches, and devices have stepped "
+                "with each of them",
+                code="BX3195",
+                help=f"give these batches as one, or with options micro_batches; {_LEAVE_OUT}",
+            )
 
     def entries(self) -> dict[str, Tensor]:
         """Return the options that devices set for the next step, by the name of an entry.

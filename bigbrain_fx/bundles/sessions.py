@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bigbrain_fx.bundles.callers_module import CallersModule
 from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import (
@@ -36,7 +35,7 @@ from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
 from bigbrain_fx.core import ROW_COUNTS, Device, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Options, Plan, explain
-from bigbrain_fx.supervisor import Event, Feed
+from bigbrain_fx.supervisor import Event, Feed, warn
 from bigbrain_fx.weights import Scratch, tensors_apart
 
 if TYPE_CHECKING:
@@ -76,6 +75,23 @@ class Constants:
             module, example, loss = self.about
             require_steady(module, example, cast("None", loss), lambda: [batch], self.autocast)
             self.changed.update(new)
+
+    def require_autocast(self) -> None:
+        """Refuse a step under a `torch.autocast` of the loop, which devices do not have.
+
+        Raises:
+            InputError: it is on here, and was not asked for.
+        """
+        import torch
+
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if kinds and self.autocast is None:
+            kind = str(torch.get_autocast_dtype(kinds[0])).rpartition(".")[2]
+            raise InputError(
+                "the loop computes this step under torch.autocast, and the devices do not",
+                code="BX3196",
+                help=f"give machine(...) autocast={kind!r}, and call step() outside of the block",
+            )
 
 
 class _Elsewhere:
@@ -128,6 +144,8 @@ class Session(Shown):
         plan = made.plan
         devices = [plan.cluster.device[name] for name in plan.stages.devices]
         require_session(devices, backend=options.backend)
+        from bigbrain_fx.bundles.callers_module import CallersModule
+
         self._constants = constants
         self._row_counts = row_counts
         self._cutter = cutter
@@ -136,6 +154,7 @@ class Session(Shown):
         self.module = module
         self._names = list(module.state_dict())
         self._given = 0  # the step whose weights the module has
+        self._given_state = 0  # and whose state the optimizer
         self.steps = 0
         self._caller = CallersModule(module, self._refresh)
         constants.module.accept()  # with the hooks of that
@@ -155,6 +174,8 @@ class Session(Shown):
         _OPEN.add(self)
         self._wait(lambda: self._feed.first is not None)
         self.steps = self._feed.first or 0
+        if optimizer is not None:
+            optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)
 
     lr = _Elsewhere(_RATES)
     optimizer = _Elsewhere(f"the devices have it; {_RATES}")
@@ -209,7 +230,10 @@ class Session(Shown):
             raise InputError(
                 what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
             )
+        self._constants.require_autocast()
         with self._caller.unread():
+            self._constants.module.require_weights(is_read=self._caller.is_read)
+            self._caller.is_read = False
             found = self._found(batch)
         if self._optimizer is not None:
             found |= self._optimizer.entries()
@@ -312,6 +336,23 @@ class Session(Shown):
         self.module.load_state_dict(self.state_dict())
         self._constants.module.renew()
 
+    def _give_all(self) -> None:
+        """Give the caller's module the weights of now, and the caller's optimizer its state."""
+        from safetensors.torch import load_file
+
+        from bigbrain_fx.runtime.plain import load_optimizer
+
+        if self._optimizer is None or self._given_state == self.steps:
+            return
+        self._given = self._given_state = self.steps
+        with Scratch("state") as scratch, self._caller.unread():
+            file, state = Path(scratch, "model.safetensors"), Path(scratch, "state.safetensors")
+            export_training(self.bundle, file, state, self._commit(Path(scratch, "commit")))
+            self.module.load_state_dict(load_file(file))
+            with self._optimizer.gets_state():
+                load_optimizer(self.module, self._optimizer.optimizer, state)
+        self._constants.module.renew()
+
     def _commit(self, folder: Path) -> Path:
         """Write the state of all devices as a commit; it is taken between two steps."""
         self._require_open()
@@ -331,13 +372,24 @@ class Session(Shown):
     def close(self) -> Run | None:
         """Give your model the weights after the last step, end the processes, return the run."""
         try:
-            self._refresh()
+            self._give_last()
         finally:
             self._end()
         return self.done
 
+    def _give_last(self) -> None:
+        if self._optimizer is None or self._ended or self._constants.module.written:
+            return self._refresh()
+        try:
+            self._give_all()
+        except InputError as error:  # of plans whose optimizer's state no file has
+            warn(f"WARNING: your optimizer does not have the state of the last step: {error}")
+            self._refresh()
+
     def _end(self) -> None:
         self._caller.leave()
+        if self._optimizer is not None:
+            self._optimizer.leave()
         if not self._ended:
             self._feed.stop()
         self._thread.join()

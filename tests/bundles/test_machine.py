@@ -290,13 +290,13 @@ def test_weights_may_not_be_written_while_devices_train_a_copy(through: str) -> 
     module = nn.Linear(4, 4)
     first: dict[str, object] = {"input": torch.ones(8, 4)}
     constants = Constants(module, first, lambda output, _: output.square().mean(), None)
-    constants.require(first)
+    constants.module.require_weights()
     weight = module.weight.data if through == "data" else module.weight.detach()
     weight.lerp_(torch.ones(4, 4), 0.1)
     with refused("BX2152a", bb.InputError):
-        constants.require(first)
+        constants.module.require_weights()
     constants.module.renew()
-    constants.require(first)
+    constants.module.require_weights()
 
 
 def test_an_untrainable_model_starts_no_process(machine: bb.Machine, tmp_path: Path) -> None:

@@ -103,6 +103,12 @@ class Attributes:
             found.paths.add(path)
         return found
 
+    def look_at(self, name: str, value: object, write: Callable[[object], None]) -> None:
+        """Record one more value, which `write` puts back; another name may have it, too."""
+        self._seen = set()
+        self._look(name, value)
+        self._undo.append(lambda: write(value))
+
     def _look(self, name: str, value: object) -> None:
         marks: Marks = {}
         self._walk("", value, marks, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -10,8 +12,11 @@ from torch import nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.read_names import read_names
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
+
+TRIED = 16  # changes of a value that are tried, each by two plain steps
 
 
 class Copied:
@@ -30,17 +35,26 @@ class Copied:
         self.model = model
         self.loss = loss
         self.numbers = _numbers(model, example, loss, autocast)
-        self.let_be: set[str] = set()  # what moved, and counts nothing
+        self.read = read_names(model, loss)
+        self.tried: Counter[str] = Counter()  # how often each has changed
+        self.let_be: dict[str, object] = {}  # the last value of those, which counted nothing
         self.accept()
         self.renew()
 
     def accept(self) -> None:
         """Accept the module's present state, without weights, as the state that devices have."""
-        self.before = Attributes.of(self.model, self.loss)
+        self.before = self._now()
+
+    def _now(self, *, numbers: bool = True) -> Attributes:
+        found = Attributes.of(self.model, self.loss, numbers=numbers)
+        for name, place in self.read.items():
+            found.look_at(name, place.read(), place.write)
+        return found
 
     def renew(self) -> None:
         """Accept the module's present weights as the weights that devices have."""
         self.weights = {name: _mark(p) for name, p in self.model.named_parameters()}
+        self.versions = {name: p._version for name, p in self.model.named_parameters()}
 
     def require(self) -> None:
         """Refuse to go on where the module has changed: frozen, with another dropout rate.
@@ -48,23 +62,44 @@ class Copied:
         Raises:
             InputError: names the change.
         """
-        self._require_weights()
-        now = Attributes.of(self.model, self.loss, numbers=False)
-        moved = [n for n in self.before.moved(now) if _is_within(n, now) and n not in self.let_be]
-        if moved and self._counts(moved):
-            name = moved[0]
-            raise InputError(
-                f"the module's {name} has changed since the session began (it was "
-                f"{self.before.said(name)}, it is {now.said(name)}), and devices train what it was",
+        now = self._now(numbers=False)
+        moved = [n for n in self.before.moved(now) if n in self.read or _is_within(n, now)]
+        new = [name for name in moved if self.let_be.get(name) != now.marks.get(name)]
+        self.tried.update(new)
+        self.let_be.update((name, now.marks.get(name)) for name in new)
+        due = [name for name in new if _is_due(self.tried[name])]
+        if due and self._counts(due):
+            raise self._refused(due, now)
+
+    def _refused(self, moved: list[str], now: Attributes) -> InputError:
+        name = next((n for n in moved if n in self.read), moved[0])
+        values = f"it was {self.before.said(name)}, it is {now.said(name)}"
+        if name not in self.read:
+            return InputError(
+                f"the module's {name} has changed since the session began ({values}), and devices "
+                "train what it was",
                 code="BX2152",
                 help="change the module first, and make a session of it then; rates change by "
                 "lr_scale, numbers of each step are entries of the batch",
             )
-        self.let_be.update(moved)
+        entry = name.strip("`").rpartition(".")[2]
+        return InputError(
+            f"{name}, which the model or the loss reads, has changed since the session began "
+            f"({values}), and devices train what it was",
+            code="BX2152b",
+            help=f"let each batch have it, batch[{entry!r}] = torch.tensor(...), and read it there",
+        )
 
-    def _require_weights(self) -> None:
-        """Refuse to go on where the caller writes into weights, as into a momentum encoder's."""
-        if self.written:
+    def require_weights(self, *, is_read: bool = True) -> None:
+        """Refuse to go on where the caller writes into weights, as into a momentum encoder's.
+
+        Args:
+            is_read: the caller may have written through `.data`, which no version counts.
+
+        Raises:
+            InputError: names the weight.
+        """
+        if (is_read or self._has_new_versions) and self.written:
             raise InputError(
                 f"the numbers of {self.written} have changed in this process since the session "
                 "began, and devices train weights of their own",
@@ -75,13 +110,17 @@ class Copied:
             )
 
     @property
+    def _has_new_versions(self) -> bool:
+        return any(self.versions.get(n) != p._version for n, p in self.model.named_parameters())
+
+    @property
     def written(self) -> str:
         """The first parameter with numbers that the owner has changed; empty without one."""
         marks = ((name, _mark(p)) for name, p in self.model.named_parameters())
         return next((name for name, mark in marks if self.weights.get(name, mark) != mark), "")
 
     def _counts(self, moved: list[str]) -> bool:
-        now = Attributes.of(self.model, self.loss)
+        now = self._now()
         if any(n.endswith(".requires_grad") or now.is_part(n) for n in moved):
             return True
         try:
@@ -94,12 +133,17 @@ class Copied:
             now.put_back()
 
 
-def _mark(parameter: nn.Parameter) -> tuple[int, int, float]:
-    """Return a cheap mark of numbers: it counts writes, except through `.data`."""
-    if not parameter.numel() or parameter.layout is not torch.strided:
-        return parameter._version, 0, 0.0
-    middle = parameter.detach().flatten()[parameter.numel() // 2]
-    return parameter._version, parameter.data_ptr(), float(middle.real)
+def _is_due(changes: int) -> bool:
+    """Whether a change is tried: all of the first, then ever fewer of a counter's."""
+    return changes <= TRIED or changes.bit_count() == 1
+
+
+def _mark(parameter: nn.Parameter) -> int:
+    """Return a checksum of a parameter's numbers."""
+    if parameter.layout is not torch.strided or parameter.is_meta:
+        return parameter._version
+    numbers = parameter.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(numbers.view(torch.uint8).numpy().data)
 
 
 def _is_within(name: str, now: Attributes) -> bool:

@@ -1,0 +1,180 @@
+"""Values that the user's functions read beside their arguments, each with its place.
+
+    def loss(output, batch):
+        return mse(output, batch["y"]) + beta * output.pow(2).mean()     beta: a global, a closure
+
+A trace has the value of its moment; a loop that sets another value later reaches no device.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, file_of
+from bigbrain_fx.frontend.translation.sources import is_own
+
+_NO_VALUE = (type, ModuleType, FunctionType, MethodType)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of a value that a function reads.
+
+    Attributes:
+        holder: a mapping, a class, or a cell of a closure.
+        key: of the mapping, or the class.
+    """
+
+    holder: Any
+    key: str
+
+    def read(self) -> object:
+        """Return the value of now; None where there is none."""
+        if not isinstance(self.holder, CellType):
+            return _held(self.holder).get(self.key)
+        try:
+            return self.holder.cell_contents
+        except ValueError:  # not bound yet
+            return None
+
+    def write(self, value: object) -> None:
+        """Set the value."""
+        if isinstance(self.holder, CellType):
+            self.holder.cell_contents = value
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.key, value)
+        else:
+            self.holder[self.key] = value
+
+
+def _held(holder: Any) -> Mapping[str, object]:  # noqa: ANN401  # as of Place
+    return vars(holder) if isinstance(holder, type) else holder
+
+
+def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
+    """Return what a model's classes and a loss read, by a name to show: "`beta`".
+
+    Args:
+        model: functions of its classes are followed, where those are the user's own. Its modules'
+            attributes are not listed.
+        loss: a function, a method, a partial, a module or an object that is called; None without.
+    """
+    found = _Reading(model)
+    if loss is not None:
+        found.add(getattr(loss, "__name__", type(loss).__name__), loss, is_given=True)
+    found.follow()
+    return found.places
+
+
+class _Reading:
+    """A walk over functions: what one reads may be another one, or an object with functions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.places: dict[str, Place] = {}
+        self._names = {"forward", "__call__"}  # that followed functions look up
+        self._codes: set[CodeType] = set()
+        self._seen = {id(part) for part in model.modules()}
+        self._kinds: dict[type, None] = {}
+        self._add_kinds(*(type(part) for part in model.modules()))
+        self._objects: dict[int, tuple[str, Any]] = {}
+
+    def follow(self) -> None:
+        """Look up all names in all objects, until nothing is new."""
+        before = None
+        while before != (before := (len(self._names), len(self._objects), len(self._kinds))):
+            for kind in list(self._kinds):
+                self._look_up_functions(kind)
+            for name, holder in list(self._objects.values()):
+                for key in self._names & _held(holder).keys():
+                    self._add_place(f"{name}.{key}", Place(holder, key))
+
+    def _look_up_functions(self, kind: type) -> None:
+        for key in self._names & vars(kind).keys():
+            held = vars(kind)[key]
+            function = getattr(held, "__func__", getattr(held, "fget", held))
+            if isinstance(function, FunctionType):
+                self._add_function(function)
+
+    def add(self, name: str, value: Any, *, is_given: bool = False) -> None:  # noqa: ANN401
+        """Follow a value that a function reads, or the loss that is given."""
+        if isinstance(value, FunctionType):
+            self._add_function(value, is_given=is_given)
+        elif isinstance(value, MethodType):
+            self.add(name, value.__func__, is_given=is_given)
+            self.add("self", value.__self__)
+        elif isinstance(value, functools.partial):
+            for held in (value.func, *value.args, *value.keywords.values()):
+                self.add(name, held, is_given=is_given)
+        elif isinstance(value, nn.Module):
+            for path, part in value.named_modules():
+                self._add_module(f"{name}.{path}" if path else name, part)
+        elif is_own(file_of(value if isinstance(value, type) else type(value))):
+            self._add_object(name, value)
+
+    def _add_module(self, name: str, part: nn.Module) -> None:
+        if id(part) in self._seen:
+            return
+        self._seen.add(id(part))
+        self._add_kinds(type(part))
+        for key in part._buffers:
+            self._add_place(f"{name}.{key}", Place(part._buffers, key))
+        for key in vars(part).keys() - OF_TORCH:
+            self._add_place(f"{name}.{key}", Place(vars(part), key))
+
+    def _add_object(self, name: str, value: Any) -> None:  # noqa: ANN401  # any object
+        kind = value if isinstance(value, type) else type(value)
+        self._add_kinds(kind)
+        holder = value if isinstance(value, type) else getattr(value, "__dict__", {})
+        self._objects.setdefault(id(value), (name, holder))
+
+    def _add_kinds(self, *kinds: type) -> None:
+        own = (kind for each in kinds for kind in each.__mro__ if is_own(file_of(kind)))
+        self._kinds.update(dict.fromkeys(own))
+
+    def _add_place(self, name: str, place: Place) -> None:
+        value = place.read()
+        self.add(name, value)
+        if not isinstance(value, (*_NO_VALUE, nn.Module)):
+            self.places.setdefault(f"`{name}`", place)
+
+    def _add_function(self, function: FunctionType, *, is_given: bool = False) -> None:
+        code = function.__code__
+        if code in self._codes or not (is_given or is_own(code.co_filename)):
+            return
+        self._codes.add(code)
+        self._names |= _names(code, _OF_OBJECTS)
+        for name, place in _places(function):
+            self._add_place(name, place)
+
+
+def _places(function: FunctionType) -> Iterator[tuple[str, Place]]:
+    """Yield the globals and the closure of a function, and what it reads of the user's modules."""
+    held, attributes = function.__globals__, _names(function.__code__, _OF_OBJECTS)
+    for name in _names(function.__code__, _GLOBALS) & held.keys():
+        file = getattr(held[name], "__file__", None)
+        if isinstance(held[name], ModuleType) and is_own(file or ""):
+            of_module = vars(held[name])
+            for key in attributes & of_module.keys():
+                yield f"{name}.{key}", Place(of_module, key)
+        else:
+            yield name, Place(held, name)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    yield from ((name, Place(cell, name)) for name, cell in cells)
+
+
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
+_OF_OBJECTS = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _names(code: CodeType, kinds: Sequence[str]) -> set[str]:
+    """Return the names that instructions of some kinds look up, in functions within, too."""
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in kinds}
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return found.union(*(_names(each, kinds) for each in inner))

@@ -1,0 +1,293 @@
+"""The caller's own objects in a loop: tensors held from before, gradients, options of the loss."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+import bigbrain_fx as bb
+from bigbrain_fx.bundles.callers_module import CallersModule
+from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
+from bigbrain_fx.bundles.sessions import Constants
+from tests.support.command_line import write_cluster
+from tests.support.messages import refused
+
+# --------------------------------------------------------------------------- tensors
+
+
+class Held:
+    """A module whose weights "of now" are all `value`."""
+
+    def __init__(self) -> None:
+        self.module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.weight: nn.Parameter = self.module[0].get_parameter("weight")
+        self.reads, self.value = 0, 1.0
+        self.caller = CallersModule(self.module, self.refresh)
+
+    def refresh(self) -> None:
+        self.reads += 1
+        with torch.no_grad():
+            self.weight.fill_(self.value)
+
+
+READS: dict[str, Callable[[Held], Any]] = {
+    "held before": lambda held: held.weight.sum(),
+    "data of one": lambda held: held.weight.data.sum(),
+    "transposed": lambda held: held.weight.T.sum(),
+    "by the module": lambda held: dict(held.module.named_parameters())["0.weight"].sum(),
+    "a state": lambda held: held.module.state_dict()["0.weight"].sum(),
+    "a copy": lambda held: copy.deepcopy(held.module)[0].get_parameter("weight").sum(),
+    "in a list": lambda held: torch._foreach_norm([held.weight], 1)[0],
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_tensor_that_is_read_has_the_weights_of_now(read: Callable[[Held], Any]) -> None:
+    held = Held()
+    assert float(read(held).detach()) == 6
+    held.value = 2.0
+    assert float(read(held).detach()) == 12
+    held.caller.leave()
+    held.value = 3.0
+    assert float(read(held).detach()) == 12
+
+
+def test_the_form_of_a_tensor_is_read_without_its_numbers() -> None:
+    held = Held()
+    trained = [p for p in held.module.parameters() if p.requires_grad and p.is_leaf]
+    assert trained[0].shape == (3, 2)
+    assert not held.reads
+    assert isinstance(held.weight, nn.Parameter)
+
+
+def test_a_copy_is_plain_and_a_saved_module_is_too() -> None:
+    held = Held()
+    file = io.BytesIO()
+    torch.save(held.module, file)
+    file.seek(0)
+    for made in (copy.deepcopy(held.module), torch.load(file, weights_only=False)):
+        kinds = {type(t) for t in (*made.parameters(), *made.buffers())}
+        assert kinds == {nn.Parameter, Tensor}
+    held.caller.leave()
+    assert type(held.weight) is nn.Parameter
+
+
+CLIPS: dict[str, Callable[[list[nn.Parameter]], object]] = {
+    "norm": lambda found: nn.utils.clip_grad_norm_(found, 1.0),
+    "value": lambda found: nn.utils.clip_grad_value_(found, 1.0),
+    "logged": lambda found: [float(p.grad.norm()) for p in found if p.grad is not None],
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS.keys())
+def test_a_use_of_gradients_is_refused(clip: Callable[[list[nn.Parameter]], object]) -> None:
+    held = Held()
+    with refused("BX3193"):
+        clip(list(held.module.parameters()))
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_may_be_set_to_zero(to_none: bool) -> None:
+    held = Held()
+    SGD(held.module.parameters(), lr=0.1).zero_grad(set_to_none=to_none)
+    held.module.zero_grad(set_to_none=to_none)
+
+
+# --------------------------------------------------------------------------- the optimizer
+
+
+def stepped(held: Held) -> tuple[Optimizer, list[int], list[str]]:
+    made, steps, given = SGD(held.module.parameters(), lr=0.1), [0], list[str]()
+    callers = CallersOptimizer(made, is_set_there=False)
+    callers.enter(held.caller.unread, lambda: steps[0], lambda: given.append("state"))
+    return made, steps, given
+
+
+def test_a_step_of_the_callers_optimizer_does_nothing_once_a_batch() -> None:
+    made, steps, given = stepped(held := Held())
+    for _ in range(3):
+        steps[0] += 1
+        made.step()
+    made.state_dict()
+    assert given == ["state"]
+    assert not held.reads
+
+
+def test_a_step_of_several_batches_is_refused() -> None:
+    made, steps, _ = stepped(Held())
+    steps[0] = 4
+    with refused("BX3195"):
+        made.step()
+
+
+def test_a_step_by_gradients_of_this_process_is_refused() -> None:
+    held = Held()
+    made, steps, _ = stepped(held)
+    held.weight.square().sum().backward()
+    steps[0] = 1
+    with refused("BX3194"):
+        made.step()
+    assert float(held.weight.detach().sum()) == 6
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def error(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(output, batch["y"])
+
+
+@pytest.mark.gate
+def test_a_session_leaves_weights_average_and_optimizer_as_plain_pytorch(tmp_path: Path) -> None:
+    """Afterwards both go on in this process with the same numbers."""
+    dice = torch.Generator().manual_seed(1)
+    batches = [
+        {"x": torch.randn(8, 4, generator=dice), "y": torch.randn(8, 1, generator=dice)}
+        for _ in range(4)
+    ]
+    found = []
+    for machine in (None, bb.machine(write_cluster(tmp_path))):
+        torch.manual_seed(0)
+        model = Net()
+        held, made = list(model.parameters()), AdamW(model.parameters(), lr=0.05)
+        means = [p.detach().clone() for p in held]
+        session: Any = machine and machine(
+            model, example_batch=batches[0], loss=error, optimizer=made, rehearse=False
+        )
+        for batch in batches[:3]:
+            plain_step(model, made, batch) if session is None else session.step(batch)
+            for mean, weight in zip(means, held, strict=True):
+                mean.lerp_(weight.detach(), 0.5)
+        between = made.state_dict()["state"][0]["exp_avg"].clone()
+        if session is not None:
+            session.close()
+        plain_step(model, made, batches[3])
+        found.append([between, *means, *model.state_dict().values()])
+    assert all(map(torch.equal, *found))
+
+
+def plain_step(model: Net, optimizer: Optimizer, batch: dict[str, Tensor]) -> None:
+    optimizer.zero_grad()
+    error(model(batch["x"]), batch).backward()
+    optimizer.step()
+
+
+# --------------------------------------------------------------------------- what the loss reads
+
+SCALE = 1.0
+TABLE = {"scale": 1.0}
+
+
+class Scaled:
+    """A loss with an option, as an object, and as a method of what else has one."""
+
+    def __init__(self) -> None:
+        self.scale, self.calls = 1.0, 0
+
+    def __call__(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return self.scale * output.square().mean()
+
+    def compute(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return self.times(output.square().mean())
+
+    def times(self, value: Tensor) -> Tensor:
+        return value * self.scale
+
+
+class ScaledModule(nn.Module):
+    """The same, as torch's own losses are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return self.scale * output.square().mean()
+
+
+def of_global(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return SCALE * output.square().mean()
+
+
+def of_table(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return TABLE["scale"] * output.square().mean()
+
+
+def through(output: Tensor, batch: dict[str, Tensor], named: str) -> Tensor:
+    return of_table(output, batch) if named else output.mean()
+
+
+def of_closure() -> tuple[Callable[..., Tensor], Callable[[float], None]]:
+    scale = 1.0
+
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return scale * output.square().mean()
+
+    def put(value: float) -> None:
+        nonlocal scale
+        scale = value
+
+    return loss, put
+
+
+def losses() -> dict[str, tuple[Any, Callable[[float], None]]]:
+    made, module = Scaled(), ScaledModule()
+
+    def put_table(value: float) -> None:
+        TABLE["scale"] = value
+
+    return {
+        "a global": (of_global, lambda value: globals().update(SCALE=value)),
+        "a closure": of_closure(),
+        "a table": (of_table, put_table),
+        "a function that it calls": (partial(through, named="y"), put_table),
+        "an object": (made, partial(setattr, made, "scale")),
+        "a method": (made.compute, partial(setattr, made, "scale")),
+        "a module": (module, partial(setattr, module, "scale")),
+    }
+
+
+@pytest.mark.parametrize("name", losses())
+def test_an_option_of_the_loss_that_the_loop_changes_is_refused(name: str) -> None:
+    """As the weight of a term that grows over epochs: a trace has that of the beginning."""
+    loss, put = losses()[name]
+    put(1.0)
+    batch: dict[str, object] = {"input": torch.ones(8, 4)}
+    constants = Constants(nn.Linear(4, 4), batch, loss, None)
+    constants.require(batch)
+    put(0.5)
+    with refused("BX2152b", bb.InputError):
+        constants.require(batch)
+    put(1.0)
+    constants.require(batch)
+
+
+def test_a_name_that_counts_nothing_may_change() -> None:
+    made = Scaled()
+    batch: dict[str, object] = {"input": torch.ones(8, 4)}
+    constants = Constants(nn.Linear(4, 4), batch, made, None)
+    for made.calls in range(40):
+        constants.require(batch)
+
+
+def test_a_step_under_autocast_is_refused_unless_the_devices_have_it() -> None:
+    batch: dict[str, object] = {"input": torch.ones(8, 4)}
+    with torch.autocast("cpu", torch.bfloat16):
+        with refused("BX3196"):
+            Constants(nn.Linear(4, 4), batch, Scaled(), None).require_autocast()
+        Constants(nn.Linear(4, 4), batch, Scaled(), "bfloat16").require_autocast()

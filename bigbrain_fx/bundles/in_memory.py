@@ -51,9 +51,13 @@ def captured_in_memory(
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.
     """
+    from bigbrain_fx.frontend import eval_parts_kept
+
     with Scratch("code") as scratch, ExitStack() as stack:
         with about_code():
             _require_given(module, example_batch)
+            if options.mode == "train":
+                stack.enter_context(eval_parts_kept(module))
             given = _given(module, options, example_batch, loss, recipe or Recipe())
             waits = is_rehearsed and given.trains
             rehearse = _rehearsal(given, stack) if waits else None  # before anything is captured
@@ -142,7 +146,7 @@ def _found(
     """Capture, and try what is not traced: padding, the optimizer."""
     from bigbrain_fx.frontend import (
         Training,
-        eval_parts_note,
+        eval_note,
         keeping_smaller,
         optimizer_facts,
         require_padding,
@@ -166,7 +170,7 @@ def _found(
     )
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None
-    modes = eval_parts_note(module) if given.trains else None
+    modes = eval_note(module) if given.trains else None
     training = Training(module, loss, recipe.autocast, recipe.loss_weight)
     weights = _InMemory(captured, training, given.file)
     return FoundModel(

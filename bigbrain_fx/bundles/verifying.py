@@ -30,7 +30,8 @@ class Check:
     """One link of the chain: whether it holds, and how that was seen, or what differs.
 
     `passed` is None for a link that was not run; `detail` says why. `rounded`: to rounding only.
-    `warns`: the plan itself makes the difference, and its user was warned.
+    `warns`: the plan itself makes the difference, and its user was warned. `apart`: path of the
+    module that first has another result, where that is known.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Check:
     detail: str
     rounded: bool = False
     warns: bool = False
+    apart: str = ""
 
     @property
     def word(self) -> str:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
+        eval_note as eval_note,
+        eval_parts_kept as eval_parts_kept,
         eval_parts_note as eval_parts_note,
         load_model_file as load_model_file,
     )

@@ -353,6 +353,33 @@ _MODES = (
 )
 
 
+@contextlib.contextmanager
+def eval_parts_kept(model: nn.Module) -> Iterator[None]:
+    """Let `train` leave the parts in eval mode that are, of a caller's model that trains."""
+    parts = [model.get_submodule(name) for name in _changed(model, all_parts=True)]
+    for part in parts if model.training else ():
+        vars(part)["train"] = stay
+    try:
+        yield
+    finally:
+        for part in parts:
+            vars(part).pop("train", None)
+
+
+def stay(_mode: bool = True) -> None:
+    """Leave a part in the mode that it has, in place of its `train`; also in a bundle."""
+
+
+def eval_note(model: nn.Module) -> str | None:
+    """Say that a caller's model is trained in another mode than it is in, if that may matter."""
+    if model.training or not _goes_by_mode(model):
+        return None
+    return (
+        "the model is in eval mode, and the devices train it in training mode, as after "
+        "model.train()"
+    )
+
+
 def eval_parts_note(model: nn.Module) -> str | None:
     """Name the parts that `model.train()` changes; None where there are none.
 
@@ -370,14 +397,14 @@ def eval_parts_note(model: nn.Module) -> str | None:
     )
 
 
-def _changed(model: nn.Module) -> Iterator[str]:
+def _changed(model: nn.Module, *, all_parts: bool = False) -> Iterator[str]:
     """Yield the outermost parts in eval mode that `model.train()` lets train, if it matters."""
     found = {name: part for name, part in model.named_modules() if not part.training}
     with modes_kept(model):
         model.train()
         trained = [name for name, part in found.items() if part.training]
     for name in trained:
-        if name.rpartition(".")[0] not in trained and _goes_by_mode(found[name]):
+        if name.rpartition(".")[0] not in trained and (all_parts or _goes_by_mode(found[name])):
             yield name
 
 

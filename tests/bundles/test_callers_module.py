@@ -143,9 +143,10 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x)))
+        return self.b(torch.tanh(self.norm(self.a(x))))
 
 
 def error(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -164,6 +165,7 @@ def test_a_session_leaves_weights_average_and_optimizer_as_plain_pytorch(tmp_pat
     for machine in (None, bb.machine(write_cluster(tmp_path))):
         torch.manual_seed(0)
         model = Net()
+        model.norm.eval()  # its statistics are frozen
         held, made = list(model.parameters()), AdamW(model.parameters(), lr=0.05)
         means = [p.detach().clone() for p in held]
         session: Any = machine and machine(

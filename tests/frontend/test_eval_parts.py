@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import bigbrain_fx as bb
-from bigbrain_fx.frontend import eval_parts_note
+from bigbrain_fx.frontend import eval_note, eval_parts_kept, eval_parts_note
 from tests.support.bundles import cluster
 
 
@@ -77,3 +77,22 @@ def test_split_says_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     made = bb.split(tmp_path / "net.py", cluster(2), tmp_path / "b", bb.Options("naive"))
     assert any(note.startswith("1: made in eval mode") for note in made.warnings)
+
+
+def test_a_callers_module_trains_in_the_modes_that_it_has() -> None:
+    """A plain loop with it would call no train(): its frozen statistics stay."""
+    model = net()
+    part = model[1].eval()
+    with eval_parts_kept(model):
+        model.train()
+        assert not part.training
+        assert model[0].training
+    assert not part.training
+    model.train()
+    assert part.training
+
+
+def test_a_callers_module_in_eval_mode_is_named() -> None:
+    assert eval_note(net().eval())
+    assert not eval_note(net())
+    assert not eval_note(nn.Sequential(nn.Linear(4, 4)).eval())  # computes the same in both

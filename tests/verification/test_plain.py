@@ -116,9 +116,10 @@ def test_an_op_that_the_graph_dropped_is_found(line: str, bundle: Path, tmp_path
     """The same model with a hook, and none in the graph: whatever `split` thinks of hooks."""
     code = f"{HALVE}def model():\n    net = Net()\n    {line}\n    return net\n"
     found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
-    assert found["passed"] is False
-    assert HOOKS[line] in found["detail"]
-    assert found.get("apart", "") == APART.get(line, "")
+    check = Check(**found)  # as `verify` reports it
+    assert check.passed is False
+    assert HOOKS[line] in check.detail
+    assert check.apart == APART.get(line, "")
 
 
 @pytest.mark.nightly

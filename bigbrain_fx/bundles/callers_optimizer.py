@@ -48,6 +48,11 @@ class CallersOptimizer:
         self._stepped = 0  # batches at the last call of `step`
         self._handles: list[RemovableHandle] = []
 
+    @property
+    def has_state(self) -> bool:
+        """Whether it has made steps, before the session or as another one's."""
+        return any(self.optimizer.state.values())
+
     @contextmanager
     def gets_state(self) -> Iterator[None]:
         """Let the block set the state, as devices have it; the caller's options stay."""

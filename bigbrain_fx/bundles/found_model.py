@@ -26,7 +26,7 @@ IN_MEMORY = "__main__"  # what plans call the module that defined a model in mem
 class Recipe:
     """How a module in memory is trained, as a model file would say it.
 
-    `optimizer` is one of the module's parameters that has made no step, a function of named
+    `optimizer` is one of the module's parameters, a function of named
     parameters, a torch class, or a `functools.partial` of one. None is torch's AdamW. Functions
     reach the devices as text: see `carried`. `loss_weight(batch)` is the number of elements that a
     batch's loss is a mean over, by which micro-batches weigh. `micro(batch, parts)` cuts a batch,

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
-from bigbrain_fx.bundles.compile import split
+from bigbrain_fx.bundles.compile import Split, split
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
+from bigbrain_fx.bundles.resplitting import commit_of_caller
 from bigbrain_fx.bundles.sessions import Constants, Session, require_session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
@@ -105,6 +106,8 @@ class Machine(Shown):
         constants = Constants(model, example, loss, known.autocast)
         counts = _row_counts(made.plan.source, known)
         how = replace(how, spares=how.spares or 0)
+        if callers is not None and callers.has_state and not how.resume:
+            how = _going_on(made, model, callers, how)
         return Session(made, model, how, constants, counts, cutter, callers)
 
     def train(
@@ -234,6 +237,17 @@ def _recipe(given: dict[str, Any]) -> Recipe:
 
 
 _KEPT: list[Scratch] = []
+
+
+def _going_on(
+    made: Split, model: nn.Module, callers: CallersOptimizer, how: RunOptions
+) -> RunOptions:
+    """Let devices begin with the state that the caller's optimizer has: after other steps."""
+    is_scratch = how.commits is None
+    folder = _temporary().with_name("commits") if how.commits is None else how.commits
+    commit_of_caller(made.plan, made.bundle, model, callers.optimizer, folder)
+    every = 0 if is_scratch else how.commit_every
+    return replace(how, commits=folder, commit_every=every, resume=True)
 
 
 def _temporary() -> Path:

@@ -73,7 +73,7 @@ def _made_before(
     """Return a function that rebuilds an existing optimizer."""
     from bigbrain_fx.frontend.tracing.optimizers.as_data import as_data
 
-    functions = (getattr(module, name, None) for name in ("scheduler", "lr_scale"))
+    functions = [getattr(module, name, None) for name in ("scheduler", "lr_scale")]
     said = any(functions) or getattr(module, "sends_rates", False)
     if not said and any("initial_lr" in group for group in made.param_groups):
         raise InputError(
@@ -82,7 +82,8 @@ def _made_before(
             at=path.name,
             help=_SCHEDULER,
         )
-    found = as_data(made, dict(model.named_parameters()), vars(module))
+    has_state = said and not any(functions)  # a session sends it with the weights
+    found = as_data(made, dict(model.named_parameters()), vars(module), has_state=has_state)
     if found is None:
         raise InputError(
             f"`optimizer` is a {type(made).__name__} that cannot be made again for each device",

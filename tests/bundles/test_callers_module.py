@@ -183,6 +183,44 @@ def test_a_session_leaves_weights_average_and_optimizer_as_plain_pytorch(tmp_pat
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.gate("kind0")
+@pytest.mark.parametrize("kind", [partial(AdamW, lr=0.05), partial(SGD, lr=0.1, momentum=0.9)])
+def test_an_optimizer_that_has_made_steps_goes_on_in_a_session(
+    kind: Callable[..., Optimizer], tmp_path: Path
+) -> None:
+    """Two steps in plain PyTorch, a checkpoint, two in a session, two in another one."""
+    dice = torch.Generator().manual_seed(1)
+    batches = [
+        {"x": torch.randn(8, 4, generator=dice), "y": torch.randn(8, 1, generator=dice)}
+        for _ in range(6)
+    ]
+    torch.manual_seed(0)
+    model = Net()
+    made = kind(model.parameters())
+    plain, again = copy.deepcopy((model, made)), Net()
+    for batch in batches:
+        plain_step(*plain, batch)
+    for batch in batches[:2]:
+        plain_step(model, made, batch)
+    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(made.state_dict())
+    again.load_state_dict(saved)
+    made = kind(again.parameters())
+    made.load_state_dict(state)
+    machine = bb.machine(write_cluster(tmp_path))
+    for part in (batches[2:4], batches[4:]):
+        about: Any = {"loss": error, "optimizer": made, "rehearse": False}
+        with machine(again, example_batch=part[0], **about) as session:
+            for batch in part:
+                session.step(batch)
+    weights = zip(plain[0].state_dict().values(), again.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)
+    one, other = (each.state_dict() for each in (plain[1], made))
+    assert one["param_groups"] == other["param_groups"]
+    assert one["state"].keys() == other["state"].keys()
+    for number, kept in one["state"].items():
+        assert all(torch.equal(kept[key], other["state"][number][key]) for key in kept)
+
+
 def plain_step(model: Net, optimizer: Optimizer, batch: dict[str, Tensor]) -> None:
     optimizer.zero_grad()
     error(model(batch["x"]), batch).backward()

@@ -121,6 +121,11 @@ def resplit(
     return Resplit(moved, place, place / COMMITS, named.step, said)
 
 
+def write_commit(plan: Plan, named: Named, to: Path) -> None:
+    """Write a state by name as the first commit of a plan's devices, in a new folder."""
+    _Moved(plan, named, to).write_commit(to)
+
+
 def _require_no_state(plan: Plan) -> None:
     """Refuse a plan whose commits hold what modules keep in attributes: each of its own device."""
     op = next((op for op in plan.graph.ops if op.state), None)
@@ -222,7 +227,7 @@ class _Moved:
                 copies = [self._copy(name, trained, rest) for name in names]
                 write_file(folder / file, copies)
             note_trained(folder, self.named.step)
-            self._write_commit(folder.parent / COMMITS)
+            self.write_commit(folder.parent / COMMITS)
 
     def write_batch(self, path: Path) -> None:
         """Take along the example batch."""
@@ -244,7 +249,8 @@ class _Moved:
             )
         return Copy(name, found.dtype, found)
 
-    def _write_commit(self, folder: Path) -> None:
+    def write_commit(self, folder: Path) -> None:
+        """Write the state of each device in a new folder of commits."""
         folder.mkdir()
         text = to_json(self.plan)
         about = {"plan": self.plan.key, "graph": graph_hash(text)}

@@ -317,6 +317,23 @@ def test_an_option_of_the_loss_that_the_loop_changes_is_refused(name: str) -> No
     constants.require(batch)
 
 
+@pytest.mark.parametrize("through", ["in place", "data"])
+def test_a_teacher_of_the_loss_that_the_loop_updates_is_refused(through: str) -> None:
+    """As in BYOL, DINO and mean teachers: devices would keep the teacher of the beginning."""
+    teacher = nn.Linear(4, 4).requires_grad_(False)
+
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.mse_loss(output, teacher(batch["input"]))
+
+    batch: dict[str, object] = {"input": torch.ones(8, 4)}
+    constants = Constants(nn.Linear(4, 4), batch, loss, None)
+    constants.require(batch)
+    weight = teacher.weight.data if through == "data" else teacher.weight
+    weight.lerp_(torch.ones(4, 4), 0.1)
+    with refused("BX2152b", bb.InputError):
+        constants.require(batch)
+
+
 def test_a_name_that_counts_nothing_may_change() -> None:
     made = Scaled()
     batch: dict[str, object] = {"input": torch.ones(8, 4)}

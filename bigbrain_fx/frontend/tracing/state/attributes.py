@@ -43,6 +43,7 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Modu
 _Cached = functools._lru_cache_wrapper  # it would give a run what a trace has made
 _DEEP = 5  # levels of containers and objects that are looked into
 _LONG = 512  # entries: of a longer container the length alone counts
+_SAMPLED = 64  # numbers of a tensor, evenly apart
 _LARGE = 2**24  # bytes: a larger plain tensor is not copied
 
 
@@ -107,6 +108,8 @@ class Attributes:
         """Record one more value, which `write` puts back; another name may have it, too."""
         self._seen = set()
         self._look(name, value)
+        if isinstance(value, Tensor):
+            self.marks[name]["numbers"] = _sample(value)
         self._undo.append(lambda: write(value))
 
     def _look(self, name: str, value: object) -> None:
@@ -328,6 +331,15 @@ def _state(value: Any) -> Hashable:  # noqa: ANN401  # any object
     if hasattr(value, "tobytes") and getattr(value, "nbytes", _LARGE) < _LARGE:
         return value.tobytes()  # type: ignore[no-any-return]
     return _Held(value)
+
+
+def _sample(tensor: Tensor) -> Hashable:
+    """Return a mark of some numbers: a write through `.data` counts in no version."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    flat = tensor.detach().flatten()
+    step = max(1, flat.numel() // _SAMPLED)
+    return tensor.data_ptr(), repr(flat[::step].tolist())
 
 
 @contextlib.contextmanager

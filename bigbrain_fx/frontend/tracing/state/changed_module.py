@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
@@ -82,12 +82,21 @@ class Copied:
                 help="change the module first, and make a session of it then; rates change by "
                 "lr_scale, numbers of each step are entries of the batch",
             )
-        entry = name.strip("`").rpartition(".")[2]
+        if isinstance(self.read[name].read(), nn.Parameter):
+            remedy = (
+                "make it a part of the model: forward writes it under torch.no_grad(), and "
+                "returns what the loss needs of it"
+            )
+        else:
+            entry = name.strip("`").rpartition(".")[2]
+            remedy = (
+                f"let each batch have it, batch[{entry!r}] = torch.tensor(...), and read it there"
+            )
         return InputError(
             f"{name}, which the model or the loss reads, has changed since the session began "
             f"({values}), and devices train what it was",
             code="BX2152b",
-            help=f"let each batch have it, batch[{entry!r}] = torch.tensor(...), and read it there",
+            help=remedy,
         )
 
     def require_weights(self, *, is_read: bool = True) -> None:
@@ -123,6 +132,8 @@ class Copied:
         now = self._now()
         if any(n.endswith(".requires_grad") or now.is_part(n) for n in moved):
             return True
+        if any(n in self.read and isinstance(self.read[n].read(), Tensor) for n in moved):
+            return True  # as a teacher's weights, which nothing puts back
         try:
             found = self.numbers()
             self.before.put_back()

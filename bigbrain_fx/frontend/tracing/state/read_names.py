@@ -123,8 +123,9 @@ class _Reading:
             return
         self._seen.add(id(part))
         self._add_kinds(type(part))
-        for key in part._buffers:
-            self._add_place(f"{name}.{key}", Place(part._buffers, key))
+        for holder in (part._parameters, part._buffers):
+            for key in holder:
+                self._add_place(f"{name}.{key}", Place(holder, key))
         for key in vars(part).keys() - OF_TORCH:
             self._add_place(f"{name}.{key}", Place(vars(part), key))
 

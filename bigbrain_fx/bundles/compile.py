@@ -9,7 +9,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ from bigbrain_fx.plan import (
 from bigbrain_fx.planning import estimator, preset, require_ready
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 TIME_LIMIT_S = 600.0
@@ -79,6 +79,7 @@ class Split:
     capture_s: float
     rehearsed: str = ""
     timings: tuple[Timing, ...] = ()
+    constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.plan}\nwrote {self.bundle}"
@@ -184,7 +185,7 @@ def _written(
         late = [note for note in notes if not (said and note == TOO_LARGE)]  # it was compared now
         spent = () if found.session is None else found.session.spent
         laps = start, *spent, plans, watch.lap("write")
-        return Split(plan, target.out, (*late, *more), *facts, laps)
+        return Split(plan, target.out, (*late, *more), *facts, laps, found.constants)
 
 
 def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...], str]:

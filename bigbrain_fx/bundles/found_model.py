@@ -13,7 +13,7 @@ from bigbrain_fx.frontend import CaptureSession, MicroBatchEffect
 from bigbrain_fx.plan import Options, Source
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 
@@ -60,7 +60,9 @@ class FoundModel:
     `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
     and `session` none: it has `module` and `recipe`. `compare` runs a step on the example batch,
     whole and in so many micro-batches. `rehearse` trains a bundle beside the user's loop for at
-    most so many seconds: see `verification.rehearsed`; None where nothing is compared.
+    most so many seconds: see `verification.rehearsed`; None where nothing is compared. `constants`
+    are tensors of this process that a module in memory or its loss reads, by their names in the
+    graph.
     """
 
     graph: Graph
@@ -75,6 +77,7 @@ class FoundModel:
     device_lines: tuple[str, ...] = ()
     compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
     rehearse: Rehearse | None = None
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def extras(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from bigbrain_fx.bundles.found_model import (
     Rehearse,
     other_rows,
 )
-from bigbrain_fx.core import ROW_COUNTS, LossCount
+from bigbrain_fx.core import ROW_COUNTS, Graph, LossCount
 from bigbrain_fx.emit import opaque_modules, user_names
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.plan import Options, Source
@@ -184,7 +184,18 @@ def _found(
         device_lines=captured.device_lines,
         compare=weights.compare,
         rehearse=rehearse(captured) if rehearse else None,
+        constants={} if _calls_users(captured.graph) else _constants(captured),
     )
+
+
+def _calls_users(graph: Graph) -> bool:
+    """Whether devices run some Python as it is: a constant may be in its text, too."""
+    return any(user_names(graph, [op.name for op in graph.ops])) or bool(opaque_modules(graph))
+
+
+def _constants(captured: Captured) -> dict[str, Tensor]:
+    names = [p.name for p in captured.graph.params if p.kind == "constant"]
+    return {name: captured.tensors[name] for name in names}
 
 
 def _captured(given: _Given) -> Captured:

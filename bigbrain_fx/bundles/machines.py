@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
+from bigbrain_fx.bundles.callers.constants import Constants
+from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import Split, split
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
-from bigbrain_fx.bundles.resplitting import commit_of_caller
-from bigbrain_fx.bundles.sessions import Constants, Session, require_session
+from bigbrain_fx.bundles.resplitting import commit_of_caller, commit_of_run
+from bigbrain_fx.bundles.session_devices import require_session
+from bigbrain_fx.bundles.sessions import Begun, Session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
 from bigbrain_fx.errors import InputError
@@ -32,7 +34,7 @@ from bigbrain_fx.supervisor import warn
 from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 AHEAD = 2  # batches that are sent before the loss of the first of them is waited for
 FEW = AHEAD + 1  # batches that are read before anything is planned; more, up to
@@ -89,26 +91,14 @@ class Machine(Shown):
         known = _recipe(recipe)
         callers = _callers_optimizer(known)
         known = replace(known, sends_rates=callers is not None)
-        made = split(
-            model,
-            self.cluster,
-            _temporary() if out is None else out,
-            replace(options or Options(), tensor=1),  # `auto` would choose groups
-            example_batch=example_batch,
-            loss=loss,
-            recipe=known,
-            extras=(SESSION,),
-            rehearse=rehearse,
-        )
         how = run or RunOptions(spares=1)
-        cutter = _cutter(made.plan, known)
-        example = cutter.of(example_batch)[0] if cutter else example_batch
-        constants = Constants(model, example, loss, known.autocast)
-        counts = _row_counts(made.plan.source, known)
         how = replace(how, spares=how.spares or 0)
+        chosen = replace(options or Options(), tensor=1)  # `auto` would choose groups
+        wanted = _Wanted(self.cluster, model, example_batch, loss, chosen, how, known)
+        begun = wanted.begun(_temporary() if out is None else Path(out), rehearse=rehearse)
         if callers is not None and callers.has_state and not how.resume:
-            how = _going_on(made, model, callers, how)
-        return Session(made, model, how, constants, counts, cutter, callers)
+            begun = replace(begun, options=_going_on(begun.made, model, callers, how))
+        return Session(begun, model, callers, None if how.commits else wanted.begun_again)
 
     def train(
         self,
@@ -162,6 +152,61 @@ class Machine(Shown):
             if steps is not None and session.steps < steps:
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
         return model
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a session is of; its bundle is split, and where the loop changes a number, again."""
+
+    cluster: Cluster
+    model: nn.Module
+    example_batch: object
+    loss: Loss | None
+    options: Options
+    run: RunOptions
+    recipe: Recipe
+
+    def begun(self, out: Path, *, rehearse: bool) -> Begun:
+        """Split the model, to begin with its weights."""
+        return self._of(self._split(out, rehearse), {}, self.run)
+
+    def begun_again(self, constants: Constants, before: Path, commits: Path) -> Begun | None:
+        """Split the model with changed numbers as inputs, to go on from a commit of `before`.
+
+        None where these are no numbers, or not what the new trace takes.
+        """
+        out = _temporary()
+        with constants.as_inputs() as inputs:
+            made = self._split(out, rehearse=False) if inputs else None
+        if made is None:
+            return None
+        folder = out.with_name("commits")
+        how = replace(self.run, commits=folder, commit_every=0, resume=True)
+        begun = self._of(made, inputs, how)
+        if not begun.constants.has_inputs(inputs):
+            return None
+        commit_of_run(made.plan, made.bundle, before, commits, folder)
+        return begun
+
+    def _split(self, out: Path, rehearse: bool) -> Split:
+        return split(
+            self.model,
+            self.cluster,
+            out,
+            self.options,
+            example_batch=self.example_batch,
+            loss=self.loss,
+            recipe=self.recipe,
+            extras=(SESSION,),
+            rehearse=rehearse,
+        )
+
+    def _of(self, made: Split, inputs: Mapping[str, Tensor], how: RunOptions) -> Begun:
+        cutter = _cutter(made.plan, self.recipe)
+        example = cutter.of(self.example_batch)[0] if cutter else self.example_batch
+        about = self.model, example, self.loss, self.recipe.autocast
+        constants = Constants(*about, made.constants, inputs)
+        return Begun(made, how, constants, _row_counts(made.plan.source, self.recipe), cutter)
 
 
 def _callers_optimizer(recipe: Recipe) -> CallersOptimizer | None:

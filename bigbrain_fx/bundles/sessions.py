@@ -14,12 +14,14 @@ import atexit
 import os
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
+from bigbrain_fx.bundles.callers.constants import Constants
+from bigbrain_fx.bundles.callers.elsewhere import Elsewhere
+from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import (
     Cutter,
@@ -29,87 +31,20 @@ from bigbrain_fx.bundles.entries import (
     has_fewer,
     require_one_number,
 )
-from bigbrain_fx.bundles.found_model import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
-from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
-from bigbrain_fx.core import ROW_COUNTS, Device, Shown
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Explanation, Options, Plan, explain
+from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
+from bigbrain_fx.bundles.session_devices import require_session
+from bigbrain_fx.core import ROW_COUNTS, Shown
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.plan import Explanation, Plan, explain
 from bigbrain_fx.supervisor import Event, Feed, warn
 from bigbrain_fx.weights import Scratch, tensors_apart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TRIED = 3  # values of an entry that do not count, until none of it is tried again
+OF_MODULE = "module."  # as in runtime/feeding.py
 LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
-
-
-class Constants:
-    """Constants of a trace: numbers and texts of the example, the module's attributes."""
-
-    def __init__(
-        self, module: nn.Module, example: object, loss: Loss | None, autocast: str | None
-    ) -> None:
-        from bigbrain_fx.frontend import Copied, plain_values
-
-        self.about = module, example, loss
-        self.module = Copied(module, example, cast("None", loss), autocast)
-        self.autocast = autocast
-        self.known = dict(plain_values(example))
-        self.changed: Counter[object] = Counter()  # how often each was tried, and did not count
-
-    def require(self, batch: object) -> None:
-        """Refuse a batch whose numbers or texts are others, and another module, where that counts.
-
-        Raises:
-            InputError: names the entry, or attribute, and both values.
-        """
-        from bigbrain_fx.frontend import plain_values, require_steady
-
-        self.module.require()
-        if not self.known:
-            return
-        new = [key for key, value in plain_values(batch) if value != self.known.get(key, value)]
-        if any(self.changed[key] < TRIED for key in new):
-            module, example, loss = self.about
-            require_steady(module, example, cast("None", loss), lambda: [batch], self.autocast)
-            self.changed.update(new)
-
-    def require_autocast(self) -> None:
-        """Refuse a step under a `torch.autocast` of the loop, which devices do not have.
-
-        Raises:
-            InputError: it is on here, and was not asked for.
-        """
-        import torch
-
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        if kinds and self.autocast is None:
-            kind = str(torch.get_autocast_dtype(kinds[0])).rpartition(".")[2]
-            raise InputError(
-                "the loop computes this step under torch.autocast, and the devices do not",
-                code="BX3196",
-                help=f"give machine(...) autocast={kind!r}, and call step() outside of the block",
-            )
-
-
-class _Elsewhere:
-    """A name of a loop in plain PyTorch, which the devices have: it says what to do instead."""
-
-    def __init__(self, remedy: str) -> None:
-        self.remedy = remedy
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, session: object, _owner: type) -> _Elsewhere:
-        if session is not None:
-            raise AttributeError(f"a session has no `{self.name}`: {self.remedy}")
-        return self
-
-    def __set__(self, _session: object, _value: object) -> None:
-        raise AttributeError(f"a session has no `{self.name}`: {self.remedy}")
 
 
 _RATES = (
@@ -117,6 +52,27 @@ _RATES = (
     "lr_scale=lambda step: ... or scheduler=..., given to machine(...)"
 )
 _WHOLE = "session.step(batch) is forward, backward and the optimizer's step, on all devices"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A bundle whose devices are to be started.
+
+    Attributes:
+        made: the plan, the bundle, and notes on them.
+        options: of the run.
+        constants: of the trace. row_counts, cutter: of its batches.
+    """
+
+    made: Split
+    options: RunOptions
+    constants: Constants
+    row_counts: RowCounts | None = None
+    cutter: Cutter | None = None
+
+
+Again: TypeAlias = Callable[[Constants, Path, Path], Begun | None]
+"""Constants that have changed, a bundle, and a commit of its run -> another bundle, to go on."""
 
 
 class Session(Shown):
@@ -133,58 +89,85 @@ class Session(Shown):
 
     def __init__(
         self,
-        made: Split,
+        begun: Begun,
         module: nn.Module,
-        options: RunOptions,
-        constants: Constants,
-        row_counts: RowCounts | None = None,
-        cutter: Cutter | None = None,
         optimizer: CallersOptimizer | None = None,
+        again: Again | None = None,
     ) -> None:
-        plan = made.plan
-        devices = [plan.cluster.device[name] for name in plan.stages.devices]
-        require_session(devices, backend=options.backend)
-        from bigbrain_fx.bundles.callers_module import CallersModule
-
-        self._constants = constants
-        self._row_counts = row_counts
-        self._cutter = cutter
-        self._optimizer = optimizer
-        self.made = made
-        self.module = module
+        self.module, self._optimizer, self._again = module, optimizer, again
         self._names = list(module.state_dict())
         self._given = 0  # the step whose weights the module has
         self._given_state = 0  # and whose state the optimizer
-        self.steps = 0
-        self._caller = CallersModule(module, self._refresh)
-        constants.module.accept()  # with the hooks of that
         self.events: list[Event] = []
-        self.done: Run | None = None
-        self._entries = entries(made.plan)
-        self._changed = threading.Condition()
         self._losses: dict[int, float] = {}
+        self._changed = threading.Condition()
+        self._begin(begun)
+        self._enter()
+
+    def _begin(self, begun: Begun) -> None:
+        """Start the devices of a bundle."""
+        plan = begun.made.plan
+        devices = [plan.cluster.device[name] for name in plan.stages.devices]
+        require_session(devices, backend=begun.options.backend)
+        self.made, self._constants = begun.made, begun.constants
+        self._row_counts, self._cutter = begun.row_counts, begun.cutter
+        self._entries = entries(plan)
         self._states: list[dict[str, int]] = []  # that were asked for and have come
         self._error: BaseException | None = None
         self._ended = False
+        self.done: Run | None = None
         self._feed = Feed(self._hear_first, self._hear_state)
         self._thread = threading.Thread(
-            target=self._run, args=(options,), name="bigbrain-fx", daemon=True
+            target=self._run, args=(begun.options,), name="bigbrain-fx", daemon=True
         )
         self._thread.start()
         _OPEN.add(self)
         self._wait(lambda: self._feed.first is not None)
         self.steps = self._feed.first or 0
-        if optimizer is not None:
-            optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)
 
-    lr = _Elsewhere(_RATES)
-    optimizer = _Elsewhere(f"the devices have it; {_RATES}")
-    parameters = _Elsewhere("the devices have them; state_dict() takes them from all, eval() too")
-    backward = _Elsewhere(_WHOLE)
-    zero_grad = _Elsewhere(_WHOLE)
-    train = _Elsewhere("it always trains; eval() gives your model the weights, and computes here")
-    load_state_dict = _Elsewhere("load it into your model, and make another session of it")
-    to = _Elsewhere("the cluster's devices are where it is; state_dict() takes the weights here")
+    def _begin_again(self) -> bool:
+        """Go on with a trace that takes the numbers which have changed; tell whether one does."""
+        if self._again is None:
+            return False
+        with Scratch("state") as scratch:
+            commits = self._commit(Path(scratch, "commit"))
+            if self._is_older():
+                self._give_weights()
+            self._leave()
+            try:
+                begun = self._again(self._constants, self.bundle, commits)
+            except BigBrainError:  # no trace takes them: the loss asks `if beta > 0`, say
+                begun = None
+            if begun is not None:
+                self._end_devices()
+                self._begin(begun)
+                names = ", ".join(self._constants.module.sent)
+                warn(f"{names}: the loop changes it, and the model was split again to take it")
+        self._enter()
+        return begun is not None
+
+    def _enter(self) -> None:
+        """Hear of what the loop does with its module and optimizer."""
+        from bigbrain_fx.bundles.callers.module import CallersModule
+
+        self._caller = CallersModule(self.module, self._refresh)
+        self._constants.module.accept()  # with the hooks of that
+        if self._optimizer is not None:
+            self._optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)
+
+    def _leave(self) -> None:
+        self._caller.leave()
+        if self._optimizer is not None:
+            self._optimizer.leave()
+
+    lr = Elsewhere(_RATES)
+    optimizer = Elsewhere(f"the devices have it; {_RATES}")
+    parameters = Elsewhere("the devices have them; state_dict() takes them from all, eval() too")
+    backward = Elsewhere(_WHOLE)
+    zero_grad = Elsewhere(_WHOLE)
+    train = Elsewhere("it always trains; eval() gives your model the weights, and computes here")
+    load_state_dict = Elsewhere("load it into your model, and make another session of it")
+    to = Elsewhere("the cluster's devices are where it is; state_dict() takes the weights here")
 
     # ------------------------------------------------------------------ what it leads to
 
@@ -232,14 +215,43 @@ class Session(Shown):
             )
         self._constants.require_autocast()
         with self._caller.unread():
-            self._constants.module.require_weights(is_read=self._caller.is_read)
-            self._caller.is_read = False
-            found = self._found(batch)
+            found = self._taken(batch) | self._written()
         if self._optimizer is not None:
             found |= self._optimizer.entries()
         self._feed.put(self.steps, [save(tensors_apart(found))])
         self.steps += 1
         return self.steps - 1
+
+    def _taken(self, batch: object) -> dict[str, Tensor]:
+        try:
+            return self._found(batch)
+        except InputError as error:
+            if error.code != "BX2152b" or not self._begin_again():
+                raise
+        return self._found(batch)
+
+    def _written(self) -> dict[str, Tensor]:
+        """Return what the loop wrote into its module since the last batch, for the devices.
+
+        Raises:
+            InputError: this plan's devices cannot take it.
+        """
+        names = self._constants.module.written(is_read=self._caller.is_read)
+        self._caller.is_read = False
+        if not names:
+            return {}
+        stages = self.plan.stages
+        if stages.zero_stage or stages.offload or stages.asynchronous or stages.saving:
+            raise InputError(
+                f"the loop has written into {names[0]}, and devices whose weights are divided, "
+                "stored apart or of an earlier step cannot take it",
+                code="BX2152a",
+                help="leave out zero=, offload= and the schedule; or let forward write it, under "
+                "torch.no_grad()",
+            )
+        held = self._constants.module.tensors()
+        self._constants.module.renew()
+        return {f"{OF_MODULE}{name}": held[name].detach() for name in names}
 
     def _found(self, batch: object) -> dict[str, Tensor]:
         """Return what the devices take of a batch.
@@ -311,6 +323,12 @@ class Session(Shown):
 
         The functions that read the optimizer's state are written beside it: see `export_training`.
         """
+        if names := self._constants.module.written():
+            raise InputError(
+                f"the loop has written into {names[0]}, and devices get that with the next batch",
+                code="BX3197",
+                help="save your own module: torch.save(model.state_dict(), ...)",
+            )
         with Scratch("state") as scratch:
             commit = self._commit(Path(scratch, "commit"))
             if optimizer is None:
@@ -323,13 +341,18 @@ class Session(Shown):
 
         The module computes in this process; the devices wait for the next batch.
         """
-        self._give_weights()
+        self._require_open()
+        self._refresh()
         return self.module.eval()
 
     def _refresh(self) -> None:
         """Give the caller's module the weights of now, unless the caller wrote others."""
-        if self._given != self.steps and not self._ended and not self._constants.module.written:
+        if not self._ended and self._is_older():
             self._give_weights()
+
+    def _is_older(self) -> bool:
+        """Whether the module's weights are of an earlier step, and all of them the devices'."""
+        return self._given != self.steps and not self._constants.module.is_written
 
     def _give_weights(self) -> None:
         self._given = self.steps
@@ -344,14 +367,18 @@ class Session(Shown):
 
         if self._optimizer is None or self._given_state == self.steps:
             return
-        self._given = self._given_state = self.steps
+        self._given_state = self.steps
+        is_older = self._is_older()
         with Scratch("state") as scratch, self._caller.unread():
             file, state = Path(scratch, "model.safetensors"), Path(scratch, "state.safetensors")
             export_training(self.bundle, file, state, self._commit(Path(scratch, "commit")))
-            self.module.load_state_dict(load_file(file))
+            if is_older:
+                self.module.load_state_dict(load_file(file))
+                self._given = self.steps
             with self._optimizer.gets_state():
                 load_optimizer(self.module, self._optimizer.optimizer, state)
-        self._constants.module.renew()
+        if is_older:
+            self._constants.module.renew()
 
     def _commit(self, folder: Path) -> Path:
         """Write the state of all devices as a commit; it is taken between two steps."""
@@ -378,7 +405,7 @@ class Session(Shown):
         return self.done
 
     def _give_last(self) -> None:
-        if self._optimizer is None or self._ended or self._constants.module.written:
+        if self._optimizer is None or self._ended:
             return self._refresh()
         try:
             self._give_all()
@@ -387,9 +414,10 @@ class Session(Shown):
             self._refresh()
 
     def _end(self) -> None:
-        self._caller.leave()
-        if self._optimizer is not None:
-            self._optimizer.leave()
+        self._leave()
+        self._end_devices()
+
+    def _end_devices(self) -> None:
         if not self._ended:
             self._feed.stop()
         self._thread.join()
@@ -446,42 +474,6 @@ class Session(Shown):
             raise InputError(
                 "this session has ended", code="BX3141", help="make another: machine(model, ...)"
             )
-
-
-def require_session(
-    devices: Sequence[Device], options: Options | None = None, backend: Backend | None = None
-) -> None:
-    """Refuse what a session cannot start and replace from this process, before any capture."""
-    if options is not None and options.wants_groups:
-        raise InputError(
-            "a session's devices compute by themselves, not in groups",
-            code="BX3142",
-            help="leave tensor out of the options, or split a model file, and run the bundle",
-        )
-    if options is not None and options.all_reduce_order == "backend":
-        raise InputError(
-            "a session replaces processes, which torch's collectives do not allow",
-            code="BX3143",
-            help="use another sum_order, or split a model file, and run the bundle",
-        )
-    if backend != "gloo" and all(device.kind == "cuda" for device in devices):
-        raise InputError(
-            "all its devices are GPUs, whose messages go over nccl, and a session "
-            "replaces processes, which nccl does not allow",
-            code="BX3144",
-            help='give run=RunOptions(backend="gloo"): messages go through host memory then; or '
-            "split a model file, and `bigbrain-fx run` the bundle: it trains there over nccl, "
-            "without replacement",
-        )
-    used = tuple(dict.fromkeys(device.host for device in devices))
-    if len(used) > 1:
-        raise InputError(
-            f"these are devices of {len(used)} hosts ({', '.join(used)}), and a session "
-            "starts all processes on this one",
-            code="BX3145",
-            help="give a cluster of this host's devices; or split a model file, and `bigbrain-fx "
-            "run` prints what to type on each host",
-        )
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()

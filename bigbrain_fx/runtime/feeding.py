@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 OF_OPTIMIZER = "optimizer."  # begins the names of entries that have options of its groups
+OF_MODULE = "module."  # and of those that have numbers which the loop wrote into its module
 _KEPT = 8  # steps whose options are known: an update may come later than the next batch
 
 
@@ -96,7 +97,9 @@ def listen(control: Control) -> FedLine:
 class FedBatches:
     """The batches of a run, as the caller has sent them: all of them have the same entries.
 
-    `options` has for the newest steps the options of the caller's optimizer, by name.
+    Attributes:
+        options: for the newest steps the options of the caller's optimizer, by name.
+        device: takes numbers that the caller's loop wrote into its module, before the step.
     """
 
     names_stay = True  # the first need not be read again, and could not: nobody keeps it
@@ -104,17 +107,28 @@ class FedBatches:
     def __init__(self, line: FedLine) -> None:
         self.line = line
         self.options: dict[int, dict[str, Tensor]] = {}
+        self.device: Device | None = None
 
     def __call__(self, seed: int, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield batch after batch; each is waited for."""
         for step in count(start):
             batch = _read(self.line.take_batch(step))
-            named = [name for name in batch if name.startswith(OF_OPTIMIZER)]
-            self.options[step] = {
-                name.removeprefix(OF_OPTIMIZER): batch.pop(name) for name in named
-            }
+            self.options[step] = _taken(batch, OF_OPTIMIZER)
             self.options.pop(step - _KEPT, None)
+            self._write(_taken(batch, OF_MODULE))
             yield batch
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        held = self.device.state() if tensors and self.device is not None else {}
+        with torch.no_grad():
+            for name in tensors.keys() & held.keys():
+                held[name].copy_(tensors[name])
+
+
+def _taken(batch: dict[str, Tensor], begins: str) -> dict[str, Tensor]:
+    """Take the entries of some names out of a batch."""
+    named = [name for name in batch if name.startswith(begins)]
+    return {name.removeprefix(begins): batch.pop(name) for name in named}
 
 
 class FedRates(LearningRates):

@@ -93,6 +93,8 @@ class Worker:
     def _take_rates(self) -> None:
         """Let the caller's optimizer set the rates, where no function of the bundle does."""
         training = self.bundle.training
+        if self.control.fed:
+            self.fed.device = self.device
         if self.control.fed and training.lr_scale is None and training.scheduler is None:
             from .feeding import FedRates
 

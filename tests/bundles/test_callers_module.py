@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import bigbrain_fx as bb
-from bigbrain_fx.bundles.callers_module import CallersModule
-from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
-from bigbrain_fx.bundles.sessions import Constants
+from bigbrain_fx.bundles.callers.constants import Constants
+from bigbrain_fx.bundles.callers.module import CallersModule
+from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from tests.support.command_line import write_cluster
 from tests.support.messages import refused
 
@@ -144,9 +146,10 @@ class Net(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
         self.norm = nn.BatchNorm1d(8)
+        self.teacher = nn.Linear(4, 8).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.norm(self.a(x))))
+        return self.b(torch.tanh(self.norm(self.a(x)))) + self.teacher(x).mean(1, keepdim=True)
 
 
 def error(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -156,11 +159,7 @@ def error(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
 @pytest.mark.gate
 def test_a_session_leaves_weights_average_and_optimizer_as_plain_pytorch(tmp_path: Path) -> None:
     """Afterwards both go on in this process with the same numbers."""
-    dice = torch.Generator().manual_seed(1)
-    batches = [
-        {"x": torch.randn(8, 4, generator=dice), "y": torch.randn(8, 1, generator=dice)}
-        for _ in range(4)
-    ]
+    batches = batches_of(4)
     found = []
     for machine in (None, bb.machine(write_cluster(tmp_path))):
         torch.manual_seed(0)
@@ -189,11 +188,7 @@ def test_an_optimizer_that_has_made_steps_goes_on_in_a_session(
     kind: Callable[..., Optimizer], tmp_path: Path
 ) -> None:
     """Two steps in plain PyTorch, a checkpoint, two in a session, two in another one."""
-    dice = torch.Generator().manual_seed(1)
-    batches = [
-        {"x": torch.randn(8, 4, generator=dice), "y": torch.randn(8, 1, generator=dice)}
-        for _ in range(6)
-    ]
+    batches = batches_of(6)
     torch.manual_seed(0)
     model = Net()
     made = kind(model.parameters())
@@ -219,6 +214,88 @@ def test_an_optimizer_that_has_made_steps_goes_on_in_a_session(
     assert one["state"].keys() == other["state"].keys()
     for number, kept in one["state"].items():
         assert all(torch.equal(kept[key], other["state"][number][key]) for key in kept)
+
+
+def clamp(model: Net, _n: int) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.3, 0.3)
+
+
+def average(model: Net, _n: int) -> None:
+    with torch.no_grad():
+        model.teacher.weight.lerp_(model.a.weight, 0.1)
+
+
+def reset(model: Net, n: int) -> None:
+    if n == 1:
+        model.b.load_state_dict({"weight": torch.ones(1, 8), "bias": torch.ones(1)})
+
+
+def scale(model: Net, _n: int) -> None:
+    model.norm.get_buffer("running_var").mul_(0.9)
+
+
+def batches_of(steps: int) -> list[dict[str, Tensor]]:
+    dice = torch.Generator().manual_seed(1)
+    return [
+        {"x": torch.randn(8, 4, generator=dice), "y": torch.randn(8, 1, generator=dice)}
+        for _ in range(steps)
+    ]
+
+
+@pytest.mark.gate("clamp")
+@pytest.mark.parametrize("write", [clamp, average, reset, scale], ids=lambda f: f.__name__)
+def test_what_the_loop_writes_into_its_module_reaches_the_devices(
+    write: Callable[[Net, int], None], tmp_path: Path
+) -> None:
+    """As a WGAN's clamp, a teacher's average, a reset of a layer; with a device that is killed."""
+    found = []
+    for machine in (None, bb.machine(write_cluster(tmp_path))):
+        torch.manual_seed(0)
+        model = Net()
+        made = SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+        about: Any = {"loss": error, "optimizer": made, "rehearse": False}
+        about["options"] = bb.Options("naive", micro_batches=1)
+        session: Any = machine and machine(model, example_batch=batches_of(1)[0], **about)
+        for n, batch in enumerate(batches_of(5)):
+            plain_step(model, made, batch) if session is None else session.step(batch)
+            write(model, n)
+            if session is not None and n == 2:
+                kill_one(session)
+        if session is not None:
+            session.close()
+            assert any(event["event"] == "died" for event in session.events)
+        found.append(list(model.state_dict().values()))
+    assert all(map(torch.equal, *found))
+
+
+def kill_one(session: Any) -> None:
+    pids = {e["device"]: e["pid"] for e in session.events if e["event"] == "started"}
+    os.kill(pids["d1"], signal.SIGKILL)
+
+
+def test_weights_that_are_divided_take_no_writes(tmp_path: Path) -> None:
+    machine = bb.machine(write_cluster(tmp_path))
+    model = Net()
+    options = bb.Options("naive", replicas=2, zero_stage=2)
+    about: Any = {"loss": error, "rehearse": False, "options": options}
+    with machine(model, example_batch=batches_of(1)[0], **about) as session:
+        session.step(batches_of(1)[0])
+        clamp(model, 0)
+        with refused("BX2152a", bb.InputError):
+            session.step(batches_of(1)[0])
+
+
+def test_a_write_that_no_device_has_is_not_saved(tmp_path: Path) -> None:
+    machine = bb.machine(write_cluster(tmp_path))
+    model = Net()
+    about: Any = {"loss": error, "rehearse": False}
+    with machine(model, example_batch=batches_of(1)[0], **about) as session:
+        session.step(batches_of(1)[0])
+        clamp(model, 0)
+        with refused("BX3197", bb.InputError):
+            session.save(tmp_path / "model.safetensors")
+        assert float(session.eval().get_parameter("a.weight").detach().max()) <= 0.31
 
 
 def plain_step(model: Net, optimizer: Optimizer, batch: dict[str, Tensor]) -> None:

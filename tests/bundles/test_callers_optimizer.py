@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 
 import bigbrain_fx as bb
-from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
+from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from tests.support.command_line import write_cluster
 from tests.support.messages import refused
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.entries import SentEntry, entry_tensor, has_fewer, require_one_number
-from bigbrain_fx.bundles.sessions import Constants, Session
+from bigbrain_fx.bundles.sessions import Session
 from tests.support.command_line import write_cluster
 from tests.support.messages import refused
 
@@ -282,21 +283,6 @@ def test_the_module_may_not_change_while_devices_train_a_copy() -> None:
     with pytest.raises(bb.InputError, match=r"0\.weight\.requires_grad has changed"):
         constants.require(first)
     assert not linear.weight.requires_grad  # as the caller left it
-
-
-@pytest.mark.parametrize("through", ["in place", "data"])
-def test_weights_may_not_be_written_while_devices_train_a_copy(through: str) -> None:
-    """As an average of weights that the loop updates: devices would never hear of it."""
-    module = nn.Linear(4, 4)
-    first: dict[str, object] = {"input": torch.ones(8, 4)}
-    constants = Constants(module, first, lambda output, _: output.square().mean(), None)
-    constants.module.require_weights()
-    weight = module.weight.data if through == "data" else module.weight.detach()
-    weight.lerp_(torch.ones(4, 4), 0.1)
-    with refused("BX2152a", bb.InputError):
-        constants.module.require_weights()
-    constants.module.renew()
-    constants.module.require_weights()
 
 
 def test_an_untrainable_model_starts_no_process(machine: bb.Machine, tmp_path: Path) -> None:

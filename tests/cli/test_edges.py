@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles import estimate, require_gpus
-from bigbrain_fx.bundles.sessions import require_session
+from bigbrain_fx.bundles.session_devices import require_session
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options

@@ -7,7 +7,10 @@ The package joins plans, bundles and commits. It imports no torch and runs no mo
 files instead of reading them: memory has the tensors of one device at most.
 """
 
-from bigbrain_fx.bundles.resplitting.from_caller import commit_of_caller as commit_of_caller
 from bigbrain_fx.bundles.resplitting.moving import Resplit as Resplit, resplit as resplit
 from bigbrain_fx.bundles.resplitting.named import Named as Named
+from bigbrain_fx.bundles.resplitting.new_commits import (
+    commit_of_caller as commit_of_caller,
+    commit_of_run as commit_of_run,
+)
 from bigbrain_fx.bundles.resplitting.newest import newest_state as newest_state

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.number_inputs import (
+    ReadInPython,
+    as_input,
+    is_number,
+    standing_in,
+)
 from bigbrain_fx.frontend.tracing.state.read_names import read_names
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
@@ -27,19 +34,51 @@ class Copied:
         example: the batch it was captured with.
         loss: likewise.
         autocast: as it was captured.
+        held: tensors that the trace read, by their names in the graph.
+        inputs: tensors that stood for numbers in the trace, by the names of `read_names`.
     """
 
     def __init__(
-        self, model: nn.Module, example: object, loss: Loss | None, autocast: str | None
+        self,
+        model: nn.Module,
+        example: object,
+        loss: Loss | None,
+        autocast: str | None,
+        held: Mapping[str, Tensor] = MappingProxyType({}),
+        inputs: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.model = model
         self.loss = loss
         self.numbers = _numbers(model, example, loss, autocast)
         self.read = read_names(model, loss)
+        self.sent = self._sent(held, inputs)
         self.tried: Counter[str] = Counter()  # how often each has changed
         self.let_be: dict[str, object] = {}  # the last value of those, which counted nothing
+        self.changed: list[str] = []  # what was refused last
         self.accept()
         self.renew()
+
+    def _sent(self, held: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, str]:
+        """Return the name in the graph of what is read, where devices can get it anew."""
+        names = {tensor.data_ptr(): name for name, tensor in held.items() if tensor.numel()}
+        values = {name: inputs.get(name, place.read()) for name, place in self.read.items()}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        found = {name: names.get(tensor.data_ptr()) for name, tensor in tensors.items()}
+        return {name: own for name, own in found.items() if own is not None}
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return tensors for the numbers that have changed, and for those that had before.
+
+        None where other values have changed, too, or where Python reads one: a branch goes by it.
+        """
+        names = {*self.changed, *(name for name in self.sent if is_number(self.read[name].read()))}
+        values = {n: self.read[n].read() if n in self.read else None for n in sorted(names)}
+        if not all(map(is_number, values.values())):
+            return {}
+        found = {name: as_input(value, self.model) for name, value in values.items()}
+        with standing_in(self.read, found), ReadInPython(list(found.values())) as seen:
+            self.numbers()
+        return {} if seen.found else found
 
     def accept(self) -> None:
         """Accept the module's present state, without weights, as the state that devices have."""
@@ -48,13 +87,15 @@ class Copied:
     def _now(self, *, numbers: bool = True) -> Attributes:
         found = Attributes.of(self.model, self.loss, numbers=numbers)
         for name, place in self.read.items():
-            found.look_at(name, place.read(), place.write)
+            if name not in self.sent:
+                found.look_at(name, place.read(), place.write)
         return found
 
     def renew(self) -> None:
         """Accept the module's present weights as the weights that devices have."""
-        self.weights = {name: _mark(p) for name, p in self.model.named_parameters()}
-        self.versions = {name: p._version for name, p in self.model.named_parameters()}
+        found = self.tensors()
+        self.weights = {name: _mark(tensor) for name, tensor in found.items()}
+        self.versions = {name: tensor._version for name, tensor in found.items()}
 
     def require(self) -> None:
         """Refuse to go on where the module has changed: frozen, with another dropout rate.
@@ -63,12 +104,16 @@ class Copied:
             InputError: names the change.
         """
         now = self._now(numbers=False)
+        lost = [name for name in self.sent if self._value(name) is None]
+        if lost:
+            raise self._refused(lost, now)
         moved = [n for n in self.before.moved(now) if n in self.read or _is_within(n, now)]
         new = [name for name in moved if self.let_be.get(name) != now.marks.get(name)]
         self.tried.update(new)
         self.let_be.update((name, now.marks.get(name)) for name in new)
         due = [name for name in new if _is_due(self.tried[name])]
         if due and self._counts(due):
+            self.changed = due
             raise self._refused(due, now)
 
     def _refused(self, moved: list[str], now: Attributes) -> InputError:
@@ -99,34 +144,35 @@ class Copied:
             help=remedy,
         )
 
-    def require_weights(self, *, is_read: bool = True) -> None:
-        """Refuse to go on where the caller writes into weights, as into a momentum encoder's.
+    def written(self, *, is_read: bool = True) -> list[str]:
+        """Return the parameters and buffers with numbers that the owner has changed.
 
         Args:
             is_read: the caller may have written through `.data`, which no version counts.
-
-        Raises:
-            InputError: names the weight.
         """
-        if (is_read or self._has_new_versions) and self.written:
-            raise InputError(
-                f"the numbers of {self.written} have changed in this process since the session "
-                "began, and devices train weights of their own",
-                code="BX2152a",
-                help="let forward write it, under torch.no_grad() and where it trains, as its "
-                "first lines; or the optimizer's step. To begin with other weights, make a "
-                "session of them",
-            )
+        found = self.tensors()
+        is_still = all(self.versions.get(n) == t._version for n, t in found.items())
+        if not is_read and not self.sent and is_still:
+            return []
+        return [n for n, t in found.items() if n in self.weights and self.weights[n] != _mark(t)]
 
     @property
-    def _has_new_versions(self) -> bool:
-        return any(self.versions.get(n) != p._version for n, p in self.model.named_parameters())
+    def is_written(self) -> bool:
+        """Whether the owner has changed numbers of the module itself."""
+        return bool({*self.written()} - {*self.sent.values()})
 
-    @property
-    def written(self) -> str:
-        """The first parameter with numbers that the owner has changed; empty without one."""
-        marks = ((name, _mark(p)) for name, p in self.model.named_parameters())
-        return next((name for name, mark in marks if self.weights.get(name, mark) != mark), "")
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what devices can get anew, by its name in the graph."""
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        read = {graph: self._value(name) for name, graph in self.sent.items()}
+        return own | {name: tensor for name, tensor in read.items() if tensor is not None}
+
+    def _value(self, name: str) -> Tensor | None:
+        """Return what is read as a tensor; None if it is none any more."""
+        value = self.read[name].read()
+        if is_number(value):
+            return as_input(value, self.model)
+        return value if isinstance(value, Tensor) else None
 
     def _counts(self, moved: list[str]) -> bool:
         now = self._now()
@@ -135,8 +181,10 @@ class Copied:
         if any(n in self.read and isinstance(self.read[n].read(), Tensor) for n in moved):
             return True  # as a teacher's weights, which nothing puts back
         try:
-            found = self.numbers()
+            found, sent = self.numbers(), {n: self.read[n].read() for n in self.sent}
             self.before.put_back()
+            for name, value in sent.items():  # they may be globals of a file that was put back
+                self.read[name].write(value)
             return not alike(self.numbers(), found)
         except Exception:  # the caller's own code
             return False
@@ -149,12 +197,13 @@ def _is_due(changes: int) -> bool:
     return changes <= TRIED or changes.bit_count() == 1
 
 
-def _mark(parameter: nn.Parameter) -> int:
-    """Return a checksum of a parameter's numbers."""
-    if parameter.layout is not torch.strided or parameter.is_meta:
-        return parameter._version
-    numbers = parameter.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(numbers.view(torch.uint8).numpy().data)
+def _mark(tensor: Tensor) -> tuple[object, ...]:
+    """Return form and checksum of a tensor."""
+    about = tensor.shape, tensor.dtype
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return *about, tensor._version
+    numbers = tensor.detach().cpu().contiguous().reshape(-1)
+    return *about, zlib.crc32(numbers.view(torch.uint8).numpy().data)
 
 
 def _is_within(name: str, now: Attributes) -> bool:

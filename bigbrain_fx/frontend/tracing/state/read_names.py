@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,7 @@ from torch import nn
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, file_of
 from bigbrain_fx.frontend.translation.sources import is_own
 
+_FEW = 64  # entries of a dictionary that are looked at one by one
 _NO_VALUE = (type, ModuleType, FunctionType, MethodType)
 
 
@@ -28,34 +29,28 @@ class Place:
     """One place of a value that a function reads.
 
     Attributes:
-        holder: a mapping, a class, or a cell of a closure.
-        key: of the mapping, or the class.
+        holder: a mapping, a cell of a closure, or an object or class that has an attribute.
+        key: of the mapping, or the attribute.
     """
 
     holder: Any
-    key: str
+    key: Any
 
     def read(self) -> object:
         """Return the value of now; None where there is none."""
-        if not isinstance(self.holder, CellType):
-            return _held(self.holder).get(self.key)
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.key)
         try:
-            return self.holder.cell_contents
-        except ValueError:  # not bound yet
+            return getattr(self.holder, self.key, None)
+        except ValueError:  # of a closure, not bound yet
             return None
 
     def write(self, value: object) -> None:
         """Set the value."""
-        if isinstance(self.holder, CellType):
-            self.holder.cell_contents = value
-        elif isinstance(self.holder, type):
-            setattr(self.holder, self.key, value)
-        else:
+        if isinstance(self.holder, dict):
             self.holder[self.key] = value
-
-
-def _held(holder: Any) -> Mapping[str, object]:  # noqa: ANN401  # as of Place
-    return vars(holder) if isinstance(holder, type) else holder
+        else:
+            setattr(self.holder, self.key, value)
 
 
 def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
@@ -92,7 +87,7 @@ class _Reading:
             for kind in list(self._kinds):
                 self._look_up_functions(kind)
             for name, holder in list(self._objects.values()):
-                for key in self._names & _held(holder).keys():
+                for key in self._names & _attributes(holder):
                     self._add_place(f"{name}.{key}", Place(holder, key))
 
     def _look_up_functions(self, kind: type) -> None:
@@ -130,10 +125,8 @@ class _Reading:
             self._add_place(f"{name}.{key}", Place(vars(part), key))
 
     def _add_object(self, name: str, value: Any) -> None:  # noqa: ANN401  # any object
-        kind = value if isinstance(value, type) else type(value)
-        self._add_kinds(kind)
-        holder = value if isinstance(value, type) else getattr(value, "__dict__", {})
-        self._objects.setdefault(id(value), (name, holder))
+        self._add_kinds(value if isinstance(value, type) else type(value))
+        self._objects.setdefault(id(value), (name, value))
 
     def _add_kinds(self, *kinds: type) -> None:
         own = (kind for each in kinds for kind in each.__mro__ if is_own(file_of(kind)))
@@ -141,6 +134,10 @@ class _Reading:
 
     def _add_place(self, name: str, place: Place) -> None:
         value = place.read()
+        if type(value) is dict and 0 < len(value) <= _FEW:
+            for key in value:
+                self._add_place(f"{name}[{key!r}]", Place(value, key))
+            return
         self.add(name, value)
         if not isinstance(value, (*_NO_VALUE, nn.Module)):
             self.places.setdefault(f"`{name}`", place)
@@ -167,7 +164,19 @@ def _places(function: FunctionType) -> Iterator[tuple[str, Place]]:
         else:
             yield name, Place(held, name)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    yield from ((name, Place(cell, name)) for name, cell in cells)
+    yield from ((name, Place(cell, "cell_contents")) for name, cell in cells)
+
+
+def _attributes(holder: object) -> set[str]:
+    """Return the names of an object's or a class's plain attributes; of its own classes, too."""
+    kinds = (holder if isinstance(holder, type) else type(holder)).__mro__
+    of_kinds = [vars(kind) for kind in kinds if is_own(file_of(kind))]
+    found = {k: v for held in of_kinds for k, v in held.items() if not _is_function(v)}
+    return {*found, *getattr(holder, "__dict__", {})}
+
+
+def _is_function(value: object) -> bool:
+    return hasattr(value, "__get__")  # a property is one, too
 
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")

@@ -1,0 +1,1 @@
+"""The caller's own objects while devices train copies of them: module, optimizer, constants."""

@@ -1,0 +1,94 @@
+"""Constants of the trace of a caller's module: what a loop may not change, or what it sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+from bigbrain_fx.bundles.found_model import Loss
+from bigbrain_fx.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TRIED = 3  # values of an entry that do not count, until none of it is tried again
+
+
+class Constants:
+    """Constants of a trace: numbers and texts of the example, the module's attributes.
+
+    Args:
+        module: the caller's.
+        example: the batch of the trace.
+        loss: the caller's.
+        autocast: as it was captured.
+        held: tensors that the trace read, by their names in the graph: devices can get others.
+        inputs: tensors that stood for numbers, by what is read.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example: object,
+        loss: Loss | None,
+        autocast: str | None,
+        held: Mapping[str, Tensor] = MappingProxyType({}),
+        inputs: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        from bigbrain_fx.frontend import Copied, plain_values
+
+        self.about = module, example, loss
+        self.module = Copied(module, example, cast("None", loss), autocast, held, inputs)
+        self.autocast = autocast
+        self.known = dict(plain_values(example))
+        self.changed: Counter[object] = Counter()  # how often each was tried, and did not count
+
+    @contextmanager
+    def as_inputs(self) -> Iterator[dict[str, Tensor]]:
+        """Let tensors stand for the numbers that the loop has changed, while a trace is made."""
+        from bigbrain_fx.frontend import standing_in
+
+        inputs = self.module.inputs()
+        with standing_in(self.module.read, inputs):
+            yield inputs
+
+    def has_inputs(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether devices can get any of these numbers: the trace reads no others."""
+        return bool(inputs.keys() & self.module.sent.keys())
+
+    def require(self, batch: object) -> None:
+        """Refuse a batch whose numbers or texts are others, and another module, where that counts.
+
+        Raises:
+            InputError: names the entry, or attribute, and both values.
+        """
+        from bigbrain_fx.frontend import plain_values, require_steady
+
+        self.module.require()
+        if not self.known:
+            return
+        new = [key for key, value in plain_values(batch) if value != self.known.get(key, value)]
+        if any(self.changed[key] < TRIED for key in new):
+            module, example, loss = self.about
+            require_steady(module, example, cast("None", loss), lambda: [batch], self.autocast)
+            self.changed.update(new)
+
+    def require_autocast(self) -> None:
+        """Refuse a step under a `torch.autocast` of the loop, which devices do not have.
+
+        Raises:
+            InputError: it is on here, and was not asked for.
+        """
+        import torch
+
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if kinds and self.autocast is None:
+            kind = str(torch.get_autocast_dtype(kinds[0])).rpartition(".")[2]
+            raise InputError(
+                "the loop computes this step under torch.autocast, and the devices do not",
+                code="BX3196",
+                help=f"give machine(...) autocast={kind!r}, and call step() outside of the block",
+            )

@@ -1,0 +1,151 @@
+"""What a loop changes and the loss reads, number or tensor, reaches the devices with each batch."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import AdamW
+
+import bigbrain_fx as bb
+from tests.support.command_line import write_cluster
+from tests.support.messages import refused
+
+Batch = Mapping[str, Tensor]
+STEPS = 5
+WEIGHT = 0.0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def batches() -> list[dict[str, Tensor]]:
+    dice = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(8, 4, generator=dice) for _ in range(STEPS)]
+    return [{"x": x, "y": x.sum(1, keepdim=True)} for x in drawn]
+
+
+class Loop:
+    """A training loop, and what it changes after each step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = AdamW(self.model.parameters(), lr=0.05)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def change(self, step: int) -> None:
+        raise NotImplementedError
+
+    def plain(self) -> None:
+        for step, batch in enumerate(batches()):
+            self.optimizer.zero_grad()
+            self.loss(self.model(batch["x"]), batch).backward()
+            self.optimizer.step()
+            self.change(step)
+
+    def split(self, machine: bb.Machine) -> Any:
+        about: Any = {"loss": self.loss, "optimizer": self.optimizer, "rehearse": False}
+        options = bb.Options("naive", micro_batches=1)
+        return machine(self.model, example_batch=batches()[0], options=options, **about)
+
+
+class Annealed(Loop):
+    """The weight of a term grows, as of a VAE's divergence."""
+
+    beta = 0.0
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        return F.mse_loss(output, batch["y"]) + self.beta * output.square().mean()
+
+    def change(self, step: int) -> None:
+        self.beta = 0.1 * (step + 1)
+
+
+class OfGlobal(Annealed):
+    """The same, of a global."""
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        return F.mse_loss(output, batch["y"]) + WEIGHT * output.square().mean()
+
+    def change(self, step: int) -> None:
+        globals()["WEIGHT"] = 0.1 * (step + 1)
+
+
+class Taught(Loop):
+    """A teacher is an average of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+        self.teacher.a.weight.data.mul_(2)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            wanted = self.teacher(batch["x"])
+        return F.mse_loss(output, batch["y"]) + F.mse_loss(output, wanted)
+
+    def change(self, step: int) -> None:
+        with torch.no_grad():
+            for mean, weight in zip(
+                self.teacher.parameters(), self.model.parameters(), strict=True
+            ):
+                mean.lerp_(weight, 0.3)
+
+
+class Branched(Annealed):
+    """Python asks for the number."""
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        found = F.mse_loss(output, batch["y"])
+        return found * 2 if self.beta > 0.2 else found
+
+
+@pytest.mark.gate("Annealed")
+@pytest.mark.parametrize("kind", [Annealed, OfGlobal, Taught])
+def test_what_the_loss_reads_and_the_loop_changes_reaches_the_devices(
+    kind: Callable[[], Loop], tmp_path: Path
+) -> None:
+    plain, loop = kind(), None
+    globals()["WEIGHT"] = 0.0
+    plain.plain()
+    globals()["WEIGHT"] = 0.0
+    loop = kind()
+    with loop.split(bb.machine(write_cluster(tmp_path))) as session:
+        for step, batch in enumerate(batches()):
+            session.step(batch)
+            loop.change(step)
+            if step == 2:
+                pids = {e["device"]: e["pid"] for e in session.events if e["event"] == "started"}
+                os.kill(pids["d1"], signal.SIGKILL)
+    assert session.done.restarts == 1
+    want, have = plain.model.state_dict(), loop.model.state_dict()
+    assert [name for name, tensor in want.items() if not torch.equal(tensor, have[name])] == []
+
+
+def test_a_number_that_a_branch_goes_by_is_refused(tmp_path: Path) -> None:
+    loop = Branched()
+    with loop.split(bb.machine(write_cluster(tmp_path))) as session:
+        for step, batch in enumerate(batches()[:2]):
+            session.step(batch)
+            loop.change(step)
+        with refused("BX2152b", bb.InputError):
+            session.step(batches()[2])
+            loop.change(2)
+            session.step(batches()[3])

@@ -156,7 +156,7 @@ class Machine(Shown):
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a session is of; its bundle is split, and where the loop changes a number, again."""
+    """Arguments of a session: its bundle is split, and where a number changes, again."""
 
     cluster: Cluster
     model: nn.Module

@@ -363,7 +363,7 @@ class Session(Shown):
         """Give the caller's module the weights of now, and the caller's optimizer its state."""
         from safetensors.torch import load_file
 
-        from bigbrain_fx.runtime.plain import load_optimizer
+        from bigbrain_fx.runtime import load_optimizer
 
         if self._optimizer is None or self._given_state == self.steps:
             return

@@ -245,7 +245,7 @@ def batches_of(steps: int) -> list[dict[str, Tensor]]:
 
 @pytest.mark.gate("clamp")
 @pytest.mark.parametrize("write", [clamp, average, reset, scale], ids=lambda f: f.__name__)
-def test_what_the_loop_writes_into_its_module_reaches_the_devices(
+def test_writes_of_the_loop_into_its_module_reach_the_devices(
     write: Callable[[Net, int], None], tmp_path: Path
 ) -> None:
     """As a WGAN's clamp, a teacher's average, a reset of a layer; with a device that is killed."""

@@ -119,7 +119,7 @@ class Branched(Annealed):
 
 @pytest.mark.gate("Annealed")
 @pytest.mark.parametrize("kind", [Annealed, OfGlobal, Taught])
-def test_what_the_loss_reads_and_the_loop_changes_reaches_the_devices(
+def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     kind: Callable[[], Loop], tmp_path: Path
 ) -> None:
     plain, loop = kind(), None

@@ -4,7 +4,7 @@
     clip_grad_norm_(model.parameters(), 1.0)                   ──▶  refused: the devices have them
 
 Its tensors get a class of their own until the end, whose `__torch_function__` sees every use of
-them: also of one that the caller has held since before.
+them. The caller may have held one since before.
 """
 
 from __future__ import annotations

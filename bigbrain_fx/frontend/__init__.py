@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         BatchReading as BatchReading,
         keeping_smaller as keeping_smaller,
     )
-    from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet
+    from bigbrain_fx.frontend.forked import Fork as Fork, Say as Say, apart as apart
     from bigbrain_fx.frontend.lengths import with_lengths as with_lengths
     from bigbrain_fx.frontend.location import (
         HF as HF,
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.refusal import TOO_LARGE as TOO_LARGE
     from bigbrain_fx.frontend.service import (
         Replies as Replies,
-        end_with_parent as end_with_parent,
         memory_error as memory_error,
         require_folder as require_folder,
         require_torch as require_torch,

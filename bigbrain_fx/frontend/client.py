@@ -64,6 +64,30 @@ class EndedError(InputError):
     how: str = ""
 
 
+class Lines:
+    """The lines of a pipe, each waited for until a time."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._rest = pipe, b""
+
+    def next(self, deadline_s: float | None = None) -> bytes | None:
+        """Return the next line; None when there will be none.
+
+        Raises:
+            TimeoutError: there is none by then.
+        """
+        while b"\n" not in self._rest:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            if not select.select([self._pipe], [], [], left_s)[0]:
+                raise TimeoutError
+            data = os.read(self._pipe, 65536)
+            if not data:
+                return None
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
 class Child:
     """The process of a task. Use it as a context manager, or call `close`.
 
@@ -80,7 +104,6 @@ class Child:
         self, task: Task, wanted: Mapping[str, object], threads: int | None = None
     ) -> None:
         self._task = task
-        self._rest = b""
         self.spent: list[Timing] = []
         # -P: the working directory must not shadow modules of the child.
         program = f"{task.module}:{','.join(task.libraries)}"
@@ -91,6 +114,8 @@ class Child:
             env=child_environment(threads),
             start_new_session=True,  # whatever the model file starts ends with it
         )
+        assert self._process.stdout is not None
+        self._lines = Lines(self._process.stdout.fileno())
         OUTLIVING.add(self._process.pid)
 
     def ask(self, request: Mapping[str, object]) -> Message:
@@ -143,23 +168,11 @@ class Child:
         Code that Python itself runs as it starts (sitecustomize, .pth files) may print before the
         child reserves its stdout for messages. That output is shown, as all prints are.
         """
-        while (line := self._any_line(deadline_s)) is not None and not line.startswith(b"{"):
-            print(line.decode(errors="replace"), file=sys.stderr, flush=True)
-        return line
-
-    def _any_line(self, deadline_s: float) -> bytes | None:
-        """Return the next line; None when there will be none."""
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        while b"\n" not in self._rest:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                raise self._too_slow()
-            data = os.read(pipe, 65536)
-            if not data:
-                return None
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            while (line := self._lines.next(deadline_s)) is not None and not line.startswith(b"{"):
+                print(line.decode(errors="replace"), file=sys.stderr, flush=True)
+        except TimeoutError:
+            raise self._too_slow() from None
         return line
 
     def _too_slow(self) -> InputError:

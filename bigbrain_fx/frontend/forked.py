@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import random
-import select
 import signal
 import sys
 import time
@@ -20,9 +19,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
+from bigbrain_fx.frontend.client import Lines
 from bigbrain_fx.frontend.digests import digest
 from bigbrain_fx.frontend.service import end_with_parent
 from bigbrain_fx.frontend.users_code import users_folder
@@ -49,46 +50,77 @@ def apart(
     work: Callable[[], Mapping[str, str]], limit_s: float | None = None
 ) -> Mapping[str, str] | None:
     """Do work in a fork of this process; return its result, or None where it takes too long."""
-    limit_s = LIMIT_S if limit_s is None else limit_s
-    there, here = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(there)
-        _be_the_fork(work, here)
-    os.close(here)
-    try:
-        answer = _received(there, limit_s)
-    finally:
-        os.close(there)
+    with Fork(lambda _, say: say(dict(work()))) as fork:
+        return fork.answer(LIMIT_S if limit_s is None else limit_s)
+
+
+Say = Callable[[Mapping[str, object]], None]
+
+
+class Fork:
+    """A fork of this process, made here and now: one JSON object a line each way.
+
+    Args:
+        serve: reads requests and answers them, in the fork; it ends with that.
+    """
+
+    def __init__(self, serve: Callable[[IO[str], Say], None]) -> None:
+        asked, told = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(asked[1])
+            os.close(told[0])
+            _be_the_fork(serve, asked[0], told[1])
+        os.close(asked[0])
+        os.close(told[1])
+        self._requests, self._pipe, self._lines = os.fdopen(asked[1], "w"), told[0], Lines(told[0])
+
+    def ask(self, request: Mapping[str, object]) -> None:
+        """Send a request."""
+        with contextlib.suppress(BrokenPipeError):  # `answer` says so
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+
+    def answer(self, limit_s: float | None = None) -> dict[str, Any] | None:
+        """Wait for the next answer; None where the fork has ended, or takes longer."""
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        with contextlib.suppress(TimeoutError):
+            line = self._lines.next(deadline_s)
+            return json.loads(line) if line else None
+        return None
+
+    def close(self) -> None:
+        """End it, with what the user's code may have started there."""
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
+        os.close(self._pipe)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # with what the file may have started
-        os.waitpid(pid, 0)
-    return json.loads(answer) if answer else None
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def __enter__(self) -> Fork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def _received(pipe: int, limit_s: float) -> bytes:
-    """Read to the end; nothing where that takes longer than it may."""
-    parts: list[bytes] = []
-    end_s = time.monotonic() + limit_s
-    while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
-        if not ready:
-            return b""
-        part = os.read(pipe, 2**16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-
-
-def _be_the_fork(work: Callable[[], Mapping[str, str]], pipe: int) -> None:
-    """Answer, in a group of processes of its own, and end."""
+def _be_the_fork(serve: Callable[[IO[str], Say], None], requests: int, answers: int) -> None:
+    """Serve, in a group of processes of its own, and end."""
     try:
         end_with_parent()
         os.setpgid(0, 0)
         be_quiet()
         torch.set_num_threads(1)  # a fork has none of its parent's threads
-        with os.fdopen(pipe, "w") as answer:
-            json.dump(dict(work()), answer)
+        with os.fdopen(requests) as asked, os.fdopen(answers, "w") as told:
+
+            def say(answer: Mapping[str, object]) -> None:
+                told.write(json.dumps(answer) + "\n")
+                told.flush()
+
+            serve(asked, say)
     finally:
         os._exit(0)
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import be_quiet, end_with_parent, uncompiled
+from bigbrain_fx.frontend import Fork, Say, uncompiled
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.device_processes import can_start, train_by_processes
@@ -52,23 +51,13 @@ class Alone:
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
-        waits, self._asks = os.pipe()
-        self._ended, ends = os.pipe()  # it has ended where nobody can write there any more
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._asks)
-            os.close(self._ended)
-            self._be_the_fork(waits)
-        os.close(waits)
-        os.close(ends)
+        self._fork = Fork(self._serve)
         self.has_begun = False
 
     def begin(self, folder: Path, steps: int, way: Way | None = None) -> None:
         """Let it train so many steps of a bundle; `train` waits for it."""
         self.has_begun = True
-        asked = {"bundle": str(folder), "steps": steps, "way": asdict(way or Way())}
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._asks, json.dumps(asked).encode())
+        self._fork.ask({"bundle": str(folder), "steps": steps, "way": asdict(way or Way())})
 
     def train(self, folder: Path, plan: Plan, steps: int, load: Callable[[], ModuleType]) -> Trace:
         """Return what training leaves; where it fails there, run it here, for its explanation.
@@ -84,11 +73,7 @@ class Alone:
         """
         if not self.has_begun:
             self.begin(folder, steps)
-        os.read(self._ended, 1)
-        said = self.scratch / "said.json"
-        found = (
-            json.loads(said.read_text()) if said.exists() else {"error": "its process has ended"}
-        )
+        found = self._fork.answer() or {"error": "its process has ended"}
         if "error" in found:
             run_bundle(load(), plan, steps, plan.seed)
             raise InputError(
@@ -108,24 +93,13 @@ class Alone:
 
     def close(self) -> None:
         """End the fork."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        os.close(self._asks)
-        os.close(self._ended)
+        self._fork.close()
 
-    def _be_the_fork(self, waits: int) -> None:
-        """Train, once asked, and leave what there is in the scratch folder."""
-        try:
-            end_with_parent()
-            be_quiet()
-            torch.set_num_threads(1)  # a fork has none of its parent's threads
-            asked = os.read(waits, 2**16)
-            if asked:
-                found = self._trained(**json.loads(asked))
-                (self.scratch / "said.json").write_text(json.dumps(found))
-        finally:
-            os._exit(0)
+    def _serve(self, requests: IO[str], say: Say) -> None:
+        """Train, once asked; leave tensors in the scratch folder."""
+        asked = requests.readline()
+        if asked:
+            say(self._trained(**json.loads(asked)))
 
     def _trained(self, bundle: str, steps: int, way: Mapping[str, bool]) -> dict[str, object]:
         try:

@@ -9,11 +9,9 @@ import contextlib
 import importlib
 import json
 import math
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,10 +21,10 @@ from torch import Tensor
 from bigbrain_fx.core import TensorSpec, quantised_weights
 from bigbrain_fx.frontend import (
     Call,
+    Fork,
     ModelFile,
     Results,
-    be_quiet,
-    end_with_parent,
+    Say,
     uncompiled,
     where,
 )
@@ -63,9 +61,9 @@ class PlainLoop:
         self.folder = folder
         if is_expected:
             importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
-        self._single = _Process(load)
-        self._second = _Process(load)
-        self._third = _Process(load)
+        self._single = Fork(partial(_served, load))
+        self._second = Fork(partial(_served, load))
+        self._third = Fork(partial(_served, load))
         self._asked = self._done = 0
 
     def begin(self, bundle: Path, location: str, start: Path | None = None) -> None:
@@ -99,7 +97,7 @@ class PlainLoop:
         if self._asked == self._done:
             self.start()
         self._done += 1
-        return self.folder / f"step-{self._done - 1}", self._single.answer()
+        return self.folder / f"step-{self._done - 1}", _answered(self._single)
 
     def repeats(self, losses: Sequence[float]) -> bool:
         """Whether the same loop gives these losses once more, in another process."""
@@ -108,7 +106,7 @@ class PlainLoop:
             folder = self.folder / f"again-{step}"
             folder.mkdir()
             self._second.ask({"folder": str(folder)})
-            found.append(float(self._second.answer()["losses"][0]))
+            found.append(float(_answered(self._second)["losses"][0]))
         return found == list(losses)
 
     def results(self, step: int) -> list[Results]:
@@ -121,7 +119,7 @@ class PlainLoop:
             folder = self.folder / f"noted-{number}"
             folder.mkdir()
             self._third.ask({"folder": str(folder), "noting": number == step})
-            micro_batches = len(self._third.answer()["losses"]) - 1
+            micro_batches = len(_answered(self._third)["losses"]) - 1
         found = [Results() for _ in range(micro_batches)]
         for name, tensor in laid_tensors.read(folder / "results").items():
             micro, path, call, _ = name.split("/")
@@ -132,7 +130,7 @@ class PlainLoop:
         """Return a step's gradients in float64; None where the model does not run so."""
         self._second.ask({"folder": str(state.parent), "state": str(state), "step": step})
         try:
-            self._second.answer()
+            _answered(self._second)
         except NoLoopError:
             return None
         return laid_tensors.read(state.parent / "exact")
@@ -149,62 +147,22 @@ class PlainLoop:
             process.close()
 
 
-class _Process:
-    """A fork of this process that serves `loop_service.serve`, of the loop that is asked first."""
-
-    def __init__(self, load: Load) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        theirs, ours = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _be_the_loop(load, theirs, ours)
-        os.close(theirs[0])
-        os.close(ours[1])
-        self._requests: IO[str] = os.fdopen(theirs[1], "w")
-        self._answers: IO[str] = os.fdopen(ours[0])
-
-    def ask(self, request: Mapping[str, object]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `answer` says so
-            self._requests.write(json.dumps(request) + "\n")
-            self._requests.flush()
-
-    def answer(self) -> dict[str, Any]:
-        line = self._answers.readline()
-        if not line:
-            raise NoLoopError("its process has ended; often that means: out of memory")
-        found: dict[str, Any] = json.loads(line)
-        if "ended" in found:
-            raise DataEndedError("batches(seed) has ended")
-        if "error" in found:
-            raise NoLoopError(f"your model file fails in a plain loop: {found['error']}")
-        return found
-
-    def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.close()
-        self._answers.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+def _served(load: Load, requests: IO[str], say: Say) -> None:
+    """Serve the loop that is asked for first."""
+    first = requests.readline()
+    if first:
+        serve(_wanted(json.loads(first)), load, requests, say)
 
 
-def _be_the_loop(load: Load, requests: tuple[int, int], answers: tuple[int, int]) -> None:
-    """Serve in this process, to its end."""
-    try:
-        end_with_parent()
-        os.close(requests[1])
-        os.close(answers[0])
-        be_quiet()
-        torch.set_num_threads(1)  # a fork has none of its parent's threads
-        with os.fdopen(requests[0]) as asked, os.fdopen(answers[1], "w") as told:
-            first = asked.readline()
-            if first:
-                serve(_wanted(json.loads(first)), load, asked, told)
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(0)
+def _answered(fork: Fork) -> dict[str, Any]:
+    found = fork.answer()
+    if found is None:
+        raise NoLoopError("its process has ended; often that means: out of memory")
+    if "ended" in found:
+        raise DataEndedError("batches(seed) has ended")
+    if "error" in found:
+        raise NoLoopError(f"your model file fails in a plain loop: {found['error']}")
+    return found
 
 
 def _wanted(asked: Mapping[str, Any]) -> Wanted:
@@ -292,7 +250,7 @@ def save_start(plan: Plan, numbers: Mapping[str, Tensor], path: Path) -> None:
 Load = Callable[[Wanted], ModelFile]
 
 
-def serve(wanted: Wanted, load: Load, requests: IO[str], answers: IO[str]) -> None:
+def serve(wanted: Wanted, load: Load, requests: IO[str], say: Say) -> None:
     """Run steps as asked, one JSON object a line each way, until the requests end."""
     loop: list[TrainingLoop] = []
     for line in requests:
@@ -307,8 +265,7 @@ def serve(wanted: Wanted, load: Load, requests: IO[str], answers: IO[str]) -> No
             first = (str(error).splitlines() or [""])[0]
             at = where(error) or Path(wanted.location).name
             answer = {"error": f"{type(error).__name__}: {first} ({at})"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        say(answer)
 
 
 def _answer(loop: TrainingLoop, request: Mapping[str, Any]) -> dict[str, object]:

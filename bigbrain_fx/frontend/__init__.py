@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         training_of as training_of,
     )
     from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
-    from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import (
         BatchReading as BatchReading,
         keeping_smaller as keeping_smaller,
@@ -60,9 +59,14 @@ if TYPE_CHECKING:
         eval_parts_kept as eval_parts_kept,
         eval_parts_note as eval_parts_note,
         load_model_file as load_model_file,
+        module_name as module_name,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
-    from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep
+    from bigbrain_fx.frontend.opaque_step.user_step import (
+        Call as Call,
+        UserStep as UserStep,
+        call_of as call_of,
+    )
     from bigbrain_fx.frontend.plain_entries import (
         numbers_in as numbers_in,
         plain_values as plain_values,
@@ -118,7 +122,6 @@ if TYPE_CHECKING:
         relative as relative,
     )
     from bigbrain_fx.frontend.tracing.export import (
-        ambient as ambient,
         uncompiled as uncompiled,
         without_gc as without_gc,
     )

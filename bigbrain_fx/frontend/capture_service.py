@@ -13,24 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.capture_cache.known import is_known_text, known_of, note_text
-from bigbrain_fx.frontend.file_checks import (
-    captured,
-    captured_with_numbers,
-    entries_apart,
-    fixed_parts,
-    module_name,
-    on_lengths,
-    quantised,
-    require_divided_optimizer,
-    require_optimizer,
-    require_read_by_layers,
-    require_steady_file,
-    require_uneven,
-    second_batch,
-    with_lengths,
-    with_optimizer_for_devices,
-    with_parts,
-)
 from bigbrain_fx.frontend.refusal import OF_ONE_LENGTH
 
 if TYPE_CHECKING:
@@ -58,6 +40,8 @@ class CaptureService:
             _settle_what_torch_finds()
         started_s = time.perf_counter()
         from bigbrain_fx.frontend.modelfile import load_model_file
+        from bigbrain_fx.frontend.quantised import quantise
+        from bigbrain_fx.frontend.tracing.optimizers.as_data import for_devices
 
         location, seed = str(wanted["location"]), cast("int", wanted["seed"])
         self.meta, self.seed = bool(wanted["meta"]), seed
@@ -75,8 +59,9 @@ class CaptureService:
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         if wanted["training"]:
-            self.file = with_optimizer_for_devices(self.file)
-        self.quantised = quantised(self.file, wanted.get("quantize"))
+            optimizer = for_devices(self.file.optimizer, self.file.model)
+            self.file = replace(self.file, optimizer=optimizer)
+        self.quantised = quantise(self.file.model) if wanted.get("quantize") else None
         self.trains = bool(wanted["training"]) and not self.meta
         self._cut(wanted)
         self.known = known_of(self.file, wanted)
@@ -94,19 +79,24 @@ class CaptureService:
         Raises:
             BigBrainError: no trace can hold it, or a bundle of several devices would differ.
         """
+        from bigbrain_fx.frontend import file_checks as checks
+        from bigbrain_fx.frontend.first_batches import keeping_smaller
+        from bigbrain_fx.frontend.plain_entries import fixed_parts
+        from bigbrain_fx.frontend.quantised import require_read_by_layers
+
         if self.trains and not blank:
-            self.file, self.captured = captured_with_numbers(self.file, self.seed, wanted)
+            self.file, self.captured = checks.captured_with_numbers(self.file, self.seed, wanted)
+            checks.require_steady_file(self.file, self.seed)
+            self.fixed = fixed_parts(self.file, self.captured)
+            self.file = keeping_smaller(self.file, self.seed, self.captured)
         else:
-            self.captured = captured(self.file, wanted)
-        if wanted["training"] and not self.meta and not blank:
-            require_steady_file(self.file, self.seed)
-            self.fixed = (*fixed_parts(self.file), *entries_apart(self.file, self.captured))
-            self.file = self._keeping_smaller()
+            self.captured = checks.captured(self.file, wanted)
         if wanted["training"] and self.meta:
-            require_optimizer(self.file)
-        self.captured = on_lengths(self.file, self.captured)
-        self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
-        require_read_by_layers(self.captured, self.quantised)
+            checks.require_optimizer(self.file)
+        self.captured = checks.on_lengths(self.file, self.captured)
+        self.captured = checks.require_uneven(self.file, self.captured, bool(wanted["training"]))
+        if self.quantised is not None:
+            require_read_by_layers(self.captured.graph)
 
     def _recalled(self) -> bool:
         """Whether an earlier command captured this very model: then it is captured now."""
@@ -132,13 +122,11 @@ class CaptureService:
         if record is not None:
             note_text(wanted)
 
-    def _keeping_smaller(self) -> ModelFile:
-        from bigbrain_fx.frontend.first_batches import keeping_smaller
-
-        return keeping_smaller(self.file, self.seed, self.captured)
-
     def _cut(self, wanted: Mapping[str, object]) -> None:
         """Let the example be one of the parts into which `micro` cuts batches; or the longest."""
+        from bigbrain_fx.frontend.lengths import with_lengths
+        from bigbrain_fx.frontend.user_cut import with_parts
+
         if wanted["training"]:
             self.file = with_parts(self.file, cast("int", wanted["parts"]))
             self.file = with_lengths(self.file, self.seed, draws=self.trains)
@@ -150,7 +138,7 @@ class CaptureService:
 
     def _reported(self) -> Mapping[str, object]:
         from bigbrain_fx.frontend.contract import marks_of
-        from bigbrain_fx.frontend.modelfile import eval_parts_note
+        from bigbrain_fx.frontend.modelfile import eval_parts_note, module_name
         from bigbrain_fx.frontend.tracing.batches.uneven import pads
         from bigbrain_fx.runtime import has_generators
 
@@ -301,16 +289,24 @@ class CaptureService:
         self, held: Mapping[str, list[str]], shards: object, *, here: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.optimizers.per_device import require_made_per_device
+        from pydantic import TypeAdapter
+
+        from bigbrain_fx.core import Shard
+        from bigbrain_fx.frontend.tracing.optimizers.per_device import (
+            require_divided,
+            require_made_per_device,
+        )
 
         file = self.file
         if file.optimizer is not None and shards:
-            require_divided_optimizer(file.model, file.optimizer, shards)
+            found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
+            require_divided(file.model, file.optimizer, found)
         made = file.optimizer, file.scheduler
         return require_made_per_device(file.model, *made, held, here=here)
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""
+        from bigbrain_fx.frontend.file_checks import second_batch
         from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
         from bigbrain_fx.frontend.user_cut import effect_of_parts
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from bigbrain_fx.errors import from_fields
 from bigbrain_fx.frontend.capture_service import CaptureService
-from bigbrain_fx.frontend.file_checks import module_name
+from bigbrain_fx.frontend.modelfile import module_name
 from bigbrain_fx.frontend.prints import printed_once
 from bigbrain_fx.frontend.service import Replies
 

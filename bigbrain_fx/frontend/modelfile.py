@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,14 @@ class ModelFile:
     def is_data(self) -> bool:
         """Whether it is no file of Python: a Hugging Face configuration, an ONNX file, a module."""
         return not self.location or is_hf(self.location) or is_onnx(self.location)
+
+
+def module_name(file: ModelFile) -> str:
+    """Return the name under which the file was imported."""
+    if file.is_data:
+        return ""  # no module of the user's
+    named = [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == str(file.path)]
+    return named[0] if named else file.path.stem
 
 
 def load_model_file(

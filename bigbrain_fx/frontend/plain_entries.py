@@ -29,10 +29,11 @@ from bigbrain_fx.frontend.tracing.state.hidden_state import is_costly
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
 from bigbrain_fx.frontend.translation.batch_dims import Key
-from bigbrain_fx.runtime import as_scalar
+from bigbrain_fx.runtime import APART, as_scalar
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.tracing.captured import Captured
 
 _BATCHES = 3
 _PLAIN = (type(None), bool, int, float, str)
@@ -316,6 +317,21 @@ def assumes_number(graph: Graph, numbers: Types) -> bool:
 
 
 # --------------------------------------------------------------------------- what must stay
+
+
+def fixed_parts(file: ModelFile, captured: Captured) -> tuple[tuple[Key, object], ...]:
+    """Return the entries that must stay as in the example; none where it comes again and again.
+
+    Entries that are written are among them: no other may be the memory of one.
+
+    Raises:
+        InputError: as `fixed_entries`.
+    """
+    if file.batches is None:
+        return ()
+    apart = ((e.key, APART) for e in captured.batch.entries if e.name in captured.written)
+    found = fixed_entries(file.model, file.example_batch, file.loss, file.autocast)
+    return (*found, *apart)
 
 
 def fixed_entries(

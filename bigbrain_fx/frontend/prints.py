@@ -16,45 +16,20 @@ ROOM = 10_000  # lines that are remembered
 _NUMBER = re.compile(r"\d+")
 
 
-class Prints(io.TextIOBase):
-    """A stream in front of another one, which drops text that was printed before.
+class Prints(io.TextIOWrapper):
+    """A stream in the place of another one, which drops text that was printed before.
 
     Attributes:
         left_out: number of dropped lines.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
-        self.stream = stream
+        super().__init__(stream.buffer, stream.encoding, stream.errors, write_through=True)
         self.left_out = 0
+        self._before = stream  # it has the same bytes, and must not close them
         self._lines = set[str]()
         self._alike = Counter[str]()
         self._begun = ""
-
-    @property
-    def buffer(self) -> object:
-        """Bytes go past this."""
-        return self.stream.buffer
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Encoding of the stream behind this one."""
-        return self.stream.encoding
-
-    def __getattr__(self, name: str) -> object:
-        """Return any other attribute of the stream behind this one: `reconfigure`, `name`."""
-        return getattr(self.stream, name)
-
-    def fileno(self) -> int:
-        """Return the file descriptor of the stream behind this one."""
-        return self.stream.fileno()
-
-    def isatty(self) -> bool:
-        """Whether somebody looks at it as it comes."""
-        return self.stream.isatty()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def write(self, text: str) -> int:
         """Take text; each line is printed, or counted, when it has ended."""
@@ -63,19 +38,15 @@ class Prints(io.TextIOBase):
             self._print(f"{line}\n")
         return len(text)
 
-    def flush(self) -> None:
-        """Flush the stream behind this one; an unfinished line waits for its end."""
-        self.stream.flush()
-
     def finish(self, name: str) -> None:
         """Say how many lines of a file were left out."""
         if self._begun:
             self._print(self._begun)
             self._begun = ""
         if self.left_out:
-            self.stream.write(f"{name} printed {self.left_out} more lines like these\n")
+            super().write(f"{name} printed {self.left_out} more lines like these\n")
         self.left_out = 0
-        self.stream.flush()
+        self.flush()
 
     def _print(self, line: str) -> None:
         alike = _NUMBER.sub("0", line)
@@ -85,7 +56,7 @@ class Prints(io.TextIOBase):
         if len(self._lines) < ROOM:
             self._lines.add(line)
             self._alike[alike] += 1
-        self.stream.write(line)
+        super().write(line)
 
 
 def printed_once() -> Prints | None:

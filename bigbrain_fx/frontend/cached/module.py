@@ -60,11 +60,6 @@ class Cached(nn.Module):
         """Names of the buffers that are caches."""
         return self._made[1].caches
 
-    @property
-    def one(self) -> Mapping[fx.Node, fx.Node]:
-        """Return the node that computes each value of the row's trace."""
-        return self._made[1].one
-
     def forward(self, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """Compute one position of each row."""
         with fx.traceback.preserve_node_meta():  # a trace of this has the user's modules and lines

@@ -31,13 +31,11 @@ class PositionForm:
         graph: placeholders are `TOKENS`, `ROW` and `POSITION`; tensors by the user's names.
         caches: name -> shape of one row, element type; [T, ...].
         tables: name -> a tensor that is indexed by position, [T, ...].
-        one: node of the trace -> its node in `graph`.
     """
 
     graph: fx.Graph
     caches: Mapping[str, Tensor]
     tables: Mapping[str, Tensor]
-    one: Mapping[fx.Node, fx.Node]
 
 
 def one_position(row: Row, places: int) -> PositionForm:
@@ -57,7 +55,7 @@ def one_position(row: Row, places: int) -> PositionForm:
             rules.add(node)
     made.graph.output((made.one[row.scores],))
     made.graph.eliminate_dead_code()
-    return PositionForm(made.graph, made.caches, made.tables, made.one)
+    return PositionForm(made.graph, made.caches, made.tables)
 
 
 @dataclass(eq=False)

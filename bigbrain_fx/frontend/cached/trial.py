@@ -5,15 +5,14 @@ The caches are full of NaN before: numbers of an earlier request may not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.cached.module import Cached
-from bigbrain_fx.frontend.cached.row import LEAVE_OUT, Row, is_tensor, refuse
+from bigbrain_fx.frontend.cached.row import LEAVE_OUT, Row
 from bigbrain_fx.frontend.tracing.export import ambient
 from bigbrain_fx.frontend.tracing.step import without_fast_path
 
@@ -35,7 +34,7 @@ def require_same(row: Row, module: Cached, run: Positions | None = None) -> floa
         run: a function that computes in its place, such as a bundle of it.
 
     Raises:
-        CaptureError: results differ; names the first op whose result does.
+        CaptureError: results differ.
     """
     tokens = _tokens(row)
     try:
@@ -43,7 +42,7 @@ def require_same(row: Row, module: Cached, run: Positions | None = None) -> floa
             _fill_caches(module, float("nan"))
             worst = _one_by_one(row, module, run or module, tokens)
             if row.longest > SHORT:
-                worst = max(worst, _many_at_once(row, module, run or module, tokens))
+                worst = max(worst, _many_at_once(row, run or module, tokens))
     finally:
         _fill_caches(module, 0.0)
     return worst
@@ -77,11 +76,11 @@ def _one_by_one(row: Row, module: Cached, run: Positions, tokens: Tensor) -> flo
         rows, positions = (torch.tensor(part) for part in zip(*now, strict=True))
         found = run(tokens[rows, positions].unsqueeze(1), rows, positions)[:, 0]
         for scores, (r, position) in zip(found, now, strict=True):
-            most = max(most, _unlike(row, module, scores, expected[r, position], r, position))
+            most = max(most, _unlike(row, scores, expected[r, position], r, position))
     return most
 
 
-def _many_at_once(row: Row, module: Cached, run: Positions, tokens: Tensor) -> float:
+def _many_at_once(row: Row, run: Positions, tokens: Tensor) -> float:
     """Read a long row, several positions a frame, as a prompt is read."""
     count, most = min(LONG, row.longest), 0.0
     expected = _expected(row, tokens[:1, :count], from_position=count - 1)
@@ -89,7 +88,7 @@ def _many_at_once(row: Row, module: Cached, run: Positions, tokens: Tensor) -> f
         positions = torch.arange(start, min(start + TOGETHER, count))
         rows = torch.zeros_like(positions)
         found = run(tokens[0, positions].unsqueeze(1), rows, positions)[:, 0]
-    most = _unlike(row, module, found[-1], expected[0, -1], 0, count - 1)
+    most = _unlike(row, found[-1], expected[0, -1], 0, count - 1)
     return most
 
 
@@ -119,9 +118,7 @@ def _alike(tensor: Tensor, row: Row, tokens: Tensor) -> Tensor:
     return fits[:, : tokens.shape[1]] if is_row else fits
 
 
-def _unlike(
-    row: Row, module: Cached, found: Tensor, want: Tensor, number: int, position: int
-) -> float:
+def _unlike(row: Row, found: Tensor, want: Tensor, number: int, position: int) -> float:
     kinds = {want.dtype, *(p.dtype for p in row.model.parameters() if p.is_floating_point())}
     most = max(UNLIKE.get(kind, UNLIKE_HALVES) for kind in kinds)
     most = UNLIKE_HALVES if row.autocast else most
@@ -129,85 +126,9 @@ def _unlike(
     unlike = float((found - want).abs().max()) / size
     if unlike <= most:  # and not NaN
         return unlike
-    culprit = first_unlike(row, module, most)
     what = f"scores at position {position} of row {number} differ by {unlike:.2g} of the largest"
-    if culprit is not None:
-        refuse(culprit, f"{what}, first where positions are mixed", code="BX2026")
     raise CaptureError(
         f"--kv-cache: one position at a time is another model: {what}",
         code="BX2027",
         help=LEAVE_OUT,
     )
-
-
-def first_unlike(row: Row, module: Cached, most: float) -> fx.Node | None:
-    """Return the first op whose value at one position differs from the row's."""
-    tokens = _tokens(row)[:1, : min(SHORT, row.longest)]
-    whole = _whole(row, tokens)
-    _fill_caches(module, 0.0)
-    places = range(tokens.shape[1])
-    steps = [_values(module, tokens[:, p : p + 1], p) for p in places]
-    for node in row.nodes:
-        positions = row.positions(node)
-        if node not in module.one or not isinstance(whole.get(node), Tensor) or len(positions) != 1:
-            continue
-        for place in places:
-            have = steps[place].get(module.one[node].name)
-            want = whole[node].select(positions[0], place)
-            if isinstance(have, Tensor) and not _close(have, want, positions[0], most):
-                return node
-    return None
-
-
-def _close(have: Tensor, want: Tensor, dim: int, most: float) -> bool:
-    if have.dim() != want.dim() + 1 or have.shape[dim] != 1:
-        return True
-    want = want.double()
-    unlike = _largest(have.select(dim, 0).double() - want)
-    return unlike <= 10 * most * max(1.0, _largest(want))
-
-
-def _largest(tensor: Tensor) -> float:
-    """Return the largest number but for infinities and NaN, which masks have."""
-    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
-
-
-def _whole(row: Row, tokens: Tensor) -> Mapping[fx.Node, Any]:
-    """Run the trace on one row; return all values."""
-    sizes = {row.rows: 1, row.length: tokens.shape[1]}
-    values: dict[fx.Node, Any] = {row.tokens: tokens}
-
-    def value(node: fx.Node) -> Any:  # noqa: ANN401  # a tensor, a number, a graph
-        if node not in values and isinstance(node.meta.get("val"), torch.SymInt):
-            values[node] = row.number(node.meta["val"], sizes)
-        elif node not in values and node in row.held:
-            values[node] = row.held[node][1]
-        elif node not in values and node.op == "get_attr":
-            values[node] = getattr(row.program.graph_module, str(node.target))
-        elif node not in values:
-            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # a call
-        return values[node]
-
-    for node in row.nodes:
-        if is_tensor(node):
-            value(node)
-    return values
-
-
-class _Keeping(fx.Interpreter):
-    """Run a graph and keep every value."""
-
-    def __init__(self, module: Cached) -> None:
-        super().__init__(module, graph=module.form)
-        self.kept: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401  # as torch's
-        self.kept[n.name] = super().run_node(n)
-        return self.kept[n.name]
-
-
-def _values(module: Cached, tokens: Tensor, position: int) -> Mapping[str, Any]:
-    runs = _Keeping(module)
-    runs.run(tokens, torch.tensor([0]), torch.tensor([position]))
-    return runs.kept

@@ -31,14 +31,23 @@ from bigbrain_fx.frontend.translation.nodes import (
     storage,
     tidy,
 )
-from bigbrain_fx.frontend.translation.numbers import translate_number
 from bigbrain_fx.frontend.translation.oracle import ASSUME, translate_assumption
 from bigbrain_fx.frontend.translation.params import Store
-from bigbrain_fx.frontend.translation.refusals import without_memory
+from bigbrain_fx.frontend.translation.refusals import number_read, without_memory
 from bigbrain_fx.frontend.translation.sources import line_of
 from bigbrain_fx.frontend.translation.trace_refusals import CUSTOM_OPERATOR
 
 _KNOWN = ("aten", "library")  # torch's own, and what a module made that a bundle can import
+
+
+_READS = ("aten.item.default", "aten._local_scalar_dense.default")
+
+
+def _require_unread(node: fx.Node) -> None:
+    """Refuse a number that Python reads from a tensor; of a constant torch knew it."""
+    if node.users:
+        place = place_of(node)
+        raise inside(node, number_read(place["source"] or None, place["code"]))
 
 
 class Cost(TypedDict):
@@ -55,7 +64,6 @@ class World:
 
     Attributes:
         store: the model's tensors. kept: opaque calls of the user's own Python, by key.
-        numbers: values that stand for numbers that Python read from tensors.
         written: storages that some call writes into.
         names: names taken so far. specs: the tensors of each value, None for an entry that is none.
         root: the value or param that owns each value's storage.
@@ -68,7 +76,6 @@ class World:
     specs: dict[str, tuple[TensorSpec | None, ...]] = field(default_factory=dict)
     root: dict[str, str] = field(default_factory=dict)
     grown: set[str] = field(default_factory=set)
-    numbers: set[str] = field(default_factory=set)
 
     def needs_gradient(self, arg: Arg) -> bool:
         """Whether a gradient flows through an argument."""
@@ -144,8 +151,8 @@ class Scope:
             translate_kept(self, node)
         elif target is operator.getitem:
             self._getitem(node)
-        elif translate_number(self, node):
-            return
+        elif str(target) in _READS:
+            _require_unread(node)
         elif (same := self._does_nothing(node)) is not None:
             self.env[node] = same
         else:

@@ -30,9 +30,6 @@ from bigbrain_fx.frontend.translation.sources import inside
 _TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-_READS = ("aten.item.default", "aten._local_scalar_dense.default")
-
-
 @dataclass(frozen=True)
 class Labels:
     """Name and purpose of the graph; `is_fixed`, it is not tried with other sizes."""
@@ -83,7 +80,6 @@ def translate(
     ops = with_grown(without_dead(scope.ops, results), world)
     ops = with_copies(ops, kept.params, world.names)
     _check_inputs_unwritten(ops, inputs)
-    _check_no_reads(ops)
     loss, outputs = (results[0], results[1:]) if labels.has_loss else (None, results)
     graph = Graph(
         labels.name,
@@ -187,19 +183,6 @@ def _check_inputs_unwritten(ops: Sequence[Op], inputs: Sequence[Input]) -> None:
                     at=op.source or None,
                     help="write into a copy: x = x.clone()",
                 )
-
-
-def _check_no_reads(ops: Sequence[Op]) -> None:
-    for op in ops:
-        if op.body is not None:
-            _check_no_reads(op.body.ops)
-        if op.target in _READS:
-            raise CaptureError(
-                f"the model reads a tensor's value in Python: {op.code}",
-                code="BX2185",
-                at=op.source or None,
-                help="keep the value in a tensor: leave out .item()",
-            )
 
 
 def with_grown(ops: Sequence[Op], world: World) -> list[Op]:

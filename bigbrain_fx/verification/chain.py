@@ -30,7 +30,6 @@ from bigbrain_fx.verification.imported_bundle import (
 from bigbrain_fx.verification.links import (
     same_grouping,
     same_loop,
-    same_module,
     same_training,
     same_weights,
 )
@@ -76,7 +75,6 @@ def chain(
     links = _links_of_members if is_divided else _links_of_graph
     checks = [
         same_loop(plain, file, captured, written, folder, own, min(steps, STEPS)),
-        same_module(file, captured, written),
         same_weights(captured, weights, written if is_divided else plan, folder),
         *links(bundle, weights, captured, plan, steps),
     ]

@@ -25,12 +25,12 @@ from bigbrain_fx.frontend import (
     ModelFile,
     Results,
     Route,
-    Step,
+    UserStep,
+    call_of,
     load_model_file,
     module_name,
     route,
     settle,
-    take_apart,
 )
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.draws import LOOP, reseed
@@ -92,6 +92,8 @@ class TrainingLoop:
         load: returns what is trained.
     """
 
+    draws = LOOP  # the place of a micro-batch's random numbers
+
     def __init__(self, wanted: Wanted, load: Callable[[Wanted], ModelFile] = load_there) -> None:
         self.wanted = wanted
         self.file = load(wanted)
@@ -126,17 +128,21 @@ class TrainingLoop:
 
     def _settle_route(self) -> None:
         """Let a tuple's targets reach forward where the loss function has no loss without them."""
-        if self.file.loss is not None:
-            how = route(self.model, self.file.example_batch, has_loss=True)
-            settle(self.model, how, self.file.example_batch, self._gives_loss)
+        example, has_loss = self.file.example_batch, self.file.loss is not None
+        how = route(self.model, example, has_loss)
+        how = settle(self.model, how, example, self._gives_loss) if has_loss else how
+        self.user = self._user_step(self.model, how)
+
+    def _user_step(self, model: nn.Module, how: Route) -> UserStep:
+        call = call_of(model, self.file.example_batch, how)
+        autocast = None if self.wanted.exact else self.file.autocast
+        return UserStep(model, self.file.loss, call, autocast)
 
     def _gives_loss(self, how: Route) -> bool:
         """Whether a loss comes out when the example reaches forward this way; leaves no trace."""
-        apart = take_apart(self.file.example_batch)
-        step = Step(copy.deepcopy(self.model), self.file.loss, apart, how)
-        with torch.random.fork_rng(), torch.no_grad(), contextlib.suppress(Exception):
-            step(*(entry.tensor for entry in apart.entries))
-            return step.seen.has_loss
+        with torch.random.fork_rng(), contextlib.suppress(Exception):
+            self._user_step(copy.deepcopy(self.model), how).loss_of(self.file.example_batch)
+            return True
         return False
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -269,37 +275,22 @@ class TrainingLoop:
         """Return the mean loss, and those of the micro-batches; each draws by a seed of its own."""
         losses, weights = [], self._step_weights(batches)
         for micro, batch in enumerate(batches):
-            reseed((self.wanted.seed, self.step, micro), LOOP)
+            reseed((self.wanted.seed, self.step, micro), self.draws)
             with self._noting():
-                loss = self._loss(batch)
+                loss = self.user.loss_of(batch)
             self.scaler.scale(plain_batches.share(loss, weights, micro)).backward()
-            losses.append(loss.detach())
+            losses.append(loss.detach().reshape(()))
+            self._take_gradients(micro)
         return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)]
+
+    def _take_gradients(self, micro: int) -> None:
+        """Leave the gradients of a micro-batch where the next ones are added."""
 
     def _noting(self) -> contextlib.AbstractContextManager[object]:
         if self.results is None:
             return contextlib.nullcontext()
         self.results.append(Results())
         return self.results[-1].noted(self.model)
-
-    def _loss(self, batch: object) -> Tensor:
-        how = route(self.model, batch, self.file.loss is not None)
-        apart = take_apart(batch)
-        step = Step(self.model, self.file.loss, apart, how)
-        step.watch.keeps = True  # what a call leaves in attributes is the user's own
-        tensors = [entry.tensor for entry in apart.entries]
-        with self._autocast():
-            found = step(*tensors)
-        if not step.seen.has_loss:
-            raise ValueError("there is no loss: loss(output, batch) returned none")
-        loss: Tensor = found[0]
-        return loss
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        kind = self.file.autocast
-        if kind is None or self.wanted.exact:
-            return contextlib.nullcontext()
-        return torch.autocast("cpu", dtype=getattr(torch, kind))
 
     def _update(self) -> None:
         self._clip()

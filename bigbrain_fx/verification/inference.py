@@ -9,9 +9,9 @@ nothing of emitted text or of messages.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,30 +25,27 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import (
     Cached,
     Captured,
+    CheckRun,
     ModelFile,
+    Plain,
+    Step,
     graph_inputs,
+    modes_kept,
     require_same,
+    route,
     rows_mixed,
     run_graph,
     run_members,
     same_numbers,
     taken,
     unit_of,
+    without_fast_path,
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import left_alone
 from bigbrain_fx.verification.members import same_outputs
-from bigbrain_fx.verification.module import (
-    SEEDS,
-    another_size,
-    differences,
-    in_mode,
-    link,
-    run_module,
-    step_of,
-)
 from bigbrain_fx.verification.reference import keyed
-from bigbrain_fx.verification.trace import outputs_to_rounding
+from bigbrain_fx.verification.trace import link, outputs_to_rounding
 from bigbrain_fx.weights import part_name
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
@@ -106,11 +103,43 @@ def _put(weights: Values, captured: Captured, plan: Plan) -> None:
 # --------------------------------------------------------------------------- module = graph
 
 
+SEEDS = (0, 1)
+
+
 def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
-    batches = _module_batches(file, captured, plan)
-    found = differences(file, captured, batches)
+    """Compare on batches and seeds, as a capture does.
+
+    Raises:
+        Exception: whatever the module raises on one of them.
+    """
+    step, found = _step_of(file, captured), []
+    with _in_eval(file):
+        batches = _module_batches(file, captured, plan)
+        for number, inputs in enumerate(batches):
+            given = {entry.name: inputs[entry.name] for entry in captured.graph.inputs}
+            for seed in SEEDS:
+                run = CheckRun(step, captured.graph, captured.tensors, captured.functions)
+                line = run.first_difference(given, seed, gradients=False)
+                found += [f"batch {number}, seed {seed}: {line}"] if line else []
+                if not run.ran:  # the module refuses it: there was nothing to compare
+                    Plain(step, file.model, file.autocast).run([*given.values()], seed)
     what = f"{len(batches)} micro-batches, {len(SEEDS)} seeds: outputs, buffers bitwise"
     return link("your module after eval() = captured graph", found, what)
+
+
+def _step_of(file: ModelFile, captured: Captured) -> Step:
+    how = route(file.model, file.example_batch, file.loss is not None)
+    step = Step(file.model, None, captured.batch, how, training=False)
+    step.casts_itself = captured.graph.autocast != file.autocast
+    return step
+
+
+@contextmanager
+def _in_eval(file: ModelFile) -> Iterator[None]:
+    """Put a module into the mode of its capture; its own modes come back."""
+    with modes_kept(file.model), without_fast_path():
+        file.model.eval()
+        yield
 
 
 def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Values]:
@@ -118,7 +147,7 @@ def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Val
     rows = captured.graph.static_batch or plan.rows
     batches: list[Values] = [captured.inputs(rows)]
     if captured.graph.static_batch is None:
-        batches += another_size(partial(run_module, file, captured), captured, rows)
+        batches += _another_size(file, captured, rows)
     if file.batches is not None:
         with left_alone(file.batches):
             batch = next(iter(file.batches(plan.seed + 1)))
@@ -128,6 +157,20 @@ def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Val
             for m in range(plan.micro_batches)
         ]
     return batches
+
+
+def _another_size(file: ModelFile, captured: Captured, rows: int) -> list[Values]:
+    """Return a batch of other rows, where the module runs on one: pairs of rows want twice as many.
+
+    `rows` is the number to leave.
+    """
+    plain = Plain(_step_of(file, captured), file.model, file.autocast)
+    for count in (rows + 1, 2 * rows):
+        inputs = captured.inputs(count)
+        with suppress(Exception):  # the user's own code, in a way it may not know
+            plain.run([*inputs.values()], SEEDS[0])
+            return [inputs]
+    return []
 
 
 def _part(value: Tensor, micro: int, rows: int, batched: bool) -> Tensor:
@@ -144,8 +187,8 @@ def _of_rows(
     short, graph = _same_short_batch(one, bundle, one.plan, unit), captured.graph
     if isinstance(file.model, Cached):  # positions of one row go by each other
         return [short]
-    step = step_of(file, captured)
-    with in_mode(file, captured):
+    step = _step_of(file, captured)
+    with _in_eval(file):
         mixed = rows_mixed(step, captured.batch, graph.output_dims, file.autocast)
     found = [f"{name}: a row of it depends on the others in its batch" for name in mixed]
     apart = link("rows of your module stand alone", found, f"of batches of {captured.batch.rows}")

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from torch import Tensor
 
-from bigbrain_fx.core import Input
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
@@ -23,30 +21,25 @@ from bigbrain_fx.frontend import (
     ModelFile,
     Training,
     allowed,
-    as_traced,
     effect_of_parts,
-    graph_inputs,
     micro_batch_effect,
     same_numbers,
     unit_of,
     with_divided,
 )
 from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
-from bigbrain_fx.runtime import filled_up, left_alone
+from bigbrain_fx.runtime import left_alone
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, plain_loop
-from bigbrain_fx.verification.module import (
-    SEEDS,
-    another_size,
-    differences,
+from bigbrain_fx.verification.plain import Own, not_run, plain_link
+from bigbrain_fx.verification.reference import Reference
+from bigbrain_fx.verification.trace import (
+    Trace,
     left_of_zero,
     link as _check,
     relative_error,
-    run_module,
+    same_run,
 )
-from bigbrain_fx.verification.plain import Own, not_run, plain_link
-from bigbrain_fx.verification.reference import Reference
-from bigbrain_fx.verification.trace import Trace, same_run
 from bigbrain_fx.weights import part_name, trained_steps
 
 
@@ -68,36 +61,6 @@ def same_loop(
     with plain_loop(plan, folder, file.location, weights_of) as loop:
         assert loop is not None
         return plain_link(loop, file, captured, plan, own, steps)
-
-
-def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
-    """Compare the module with its captured graph: several batches, several seeds."""
-    rows = captured.graph.static_batch or plan.rows
-    batches: list[Mapping[str, Tensor]] = [captured.inputs(rows)]
-    if file.batches is not None:
-        with left_alone(file.batches):
-            batch = next(iter(file.batches(plan.seed + 1)))
-        inputs = graph_inputs(captured.graph, as_traced(file, batch), plan.source.batch_dims)
-        batches.append(
-            {
-                e.name: _like(e, inputs[e.name][:rows] if e.batched else inputs[e.name], plan)
-                for e in captured.graph.inputs
-            }
-        )
-    elif captured.graph.static_batch is None:
-        batches += another_size(partial(run_module, file, captured), captured, rows)
-    found = differences(file, captured, batches)
-    limit = allowed(unit_of(captured.graph, captured.tensors))
-    compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"
-    what = f"{len(batches)} batches, {len(SEEDS)} seeds: {compared}"
-    return _check("your module = captured graph", found, what)
-
-
-def _like(entry: Input, value: Tensor, plan: Plan) -> Tensor:
-    """Fill up an entry that the model file says to be filled up."""
-    fill = plan.source.pad.get(entry.name)
-    shape = [int(size) for size in entry.spec.at(plan.rows).shape]
-    return value if fill is None else filled_up(value, shape, fill, first=entry.batched)
 
 
 def same_weights(

@@ -17,7 +17,6 @@ from bigbrain_fx.core import Placement, Stage, Stages
 from bigbrain_fx.frontend import Captured
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import OwnWeights, joined
-from bigbrain_fx.verification.module import link, relative_error
 from bigbrain_fx.verification.reference import MembersReference
 from bigbrain_fx.verification.sharding import (
     agree,
@@ -25,6 +24,7 @@ from bigbrain_fx.verification.sharding import (
     outputs_rounding,
     own_rounding,
 )
+from bigbrain_fx.verification.trace import link, relative_error
 
 _AS_NEAR = 3.0  # times the graph's own distance from float64
 CLOSE = ((False, 1e-5), (True, 1e-12))

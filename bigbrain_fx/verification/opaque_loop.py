@@ -21,24 +21,27 @@ from bigbrain_fx.verification.eager import TrainingLoop
 class OpaqueLoop(TrainingLoop):
     """The loop, step by step, with nothing of a graph around it."""
 
+    draws = ""
+
     def _settle_route(self) -> None:
         keep_sparse_apart(self.model)
         self.split = {path: dim for path, dim in self.wanted.entries.items() if dim is not None}
         self.sums: dict[str, dict[int, Tensor]] = {}
         self.user = UserStep(self.model, self.file.loss, self.wanted.call, self.file.autocast)
+        self.batches: list[object] = []
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        self._seed_draws((self.wanted.seed, 0, 0), "optimizer")
+        reseed((self.wanted.seed, 0, 0), "optimizer")
         return super()._optimizer()
 
     def run_step(self, folder: Path) -> dict[str, object]:
         """Run one training step; leave the gradients that the optimizer gets, and all tensors."""
         assert self.optimizer is not None
-        batches, losses = self.micro_batches(self.step + 1), list[float]()
+        self.batches, losses = self.micro_batches(self.step + 1), list[float]()
 
         def compute() -> Tensor:
             self.model.zero_grad(set_to_none=True)
-            found = self.forward_and_backward(batches)
+            found = self.forward_and_backward(self.batches)
             self._clip()
             if not losses:
                 losses.extend(found)
@@ -48,7 +51,7 @@ class OpaqueLoop(TrainingLoop):
         asks = needs_closure(self.optimizer)
         if not asks:
             compute()
-        self._seed_draws((self.wanted.seed, self.step, 0), "update")
+        reseed((self.wanted.seed, self.step, 0), "update")
         self.losses = losses
         self._step(*[compute] * asks)
         laid_tensors.save(self.state(), folder / "after")
@@ -60,30 +63,18 @@ class OpaqueLoop(TrainingLoop):
         else:
             super()._advance_scheduler()
 
-    def forward_and_backward(self, batches: Sequence[object]) -> list[float]:
-        """Return the losses of the micro-batches."""
-        losses, weights = [], self._step_weights(batches)
-        for micro, batch in enumerate(batches):
-            self._seed_draws((self.wanted.seed, self.step, micro), "")
-            loss = self.user.loss_of(batch)
-            alone = len(batches) == 1
-            part = loss if alone else plain_batches.share(loss, weights, micro)
-            self.scaler.scale(part).backward()
-            losses.append(loss.detach().reshape(()))
-            if self.wanted.replicas:
-                self._take_gradients(micro)
-        if self.wanted.replicas:
-            self._add_gradients()
-        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)]
-
     def _take_gradients(self, micro: int) -> None:
-        """Add a micro-batch's gradients to those of its replica."""
+        """Add a micro-batch's gradients to those of its replica; after the last, all replicas'."""
+        if not self.wanted.replicas:
+            return
         own = next(r for r, micros in enumerate(self.wanted.replicas) if micro in micros)
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 sums = self.sums.setdefault(name, {})
                 sums[own] = sums[own] + parameter.grad if own in sums else parameter.grad
                 parameter.grad = None
+        if micro + 1 == len(self.batches):
+            self._add_gradients()
 
     def _add_gradients(self) -> None:
         """Add the replicas' gradients, in their order."""
@@ -109,6 +100,3 @@ class OpaqueLoop(TrainingLoop):
 
     def _step_weights(self, batches: Sequence[object]) -> list[float]:
         return [1.0] if len(batches) == 1 else self._weights(batches)
-
-    def _seed_draws(self, key: tuple[int, int, int], place: str) -> None:
-        reseed(key, place)

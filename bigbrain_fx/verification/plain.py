@@ -35,8 +35,8 @@ from bigbrain_fx.frontend import (
 from bigbrain_fx.plan import Plan, in_turn_text, plain_params
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.loop import DataEndedError, NoLoopError, PlainLoop
-from bigbrain_fx.verification.module import link
 from bigbrain_fx.verification.reference import LoopReference
+from bigbrain_fx.verification.trace import link
 from bigbrain_fx.verification.training import Recipe
 from bigbrain_fx.verification.updates import Updates
 

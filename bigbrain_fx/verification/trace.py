@@ -15,15 +15,52 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bigbrain_fx.frontend import allowed, same_numbers
-from bigbrain_fx.verification.module import link
+from bigbrain_fx.frontend import allowed, distance, same_numbers
 
 _FLOAT32 = 1.2e-7
 _LOSS, _HALF_LOSS = 1e-3, 5e-2  # relative; the latter where 16 bits are in the model
 _ZERO = 1e-6  # of the largest entry of all gradients: a gradient below it may be rounding alone
 _COMPILED = 1e-4  # of a tensor's largest entry: compiled code rounds in each op, not in sums alone
 _SMALL = 1e-2  # of the largest gradient: what is below it may be as far off as a tensor so large
+_ROUNDED = 8  # units of the largest entry of all gradients: what rounding leaves of a zero
+_SHOWN = 5
 _DRIFT, _COMPILED_DRIFT = 0.05, 0.15  # of the way that a tensor has come since it was split
+
+
+def link(name: str, found: list[str], detail: str) -> dict[str, object]:
+    """Return one link of the chain: it holds when nothing was found; else the first few findings.
+
+    A broken bundle differs everywhere: the first few lines say enough.
+    """
+    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    shown = "; ".join([*found[:_SHOWN], *more])
+    return {"name": name, "passed": not found, "detail": shown if found else detail}
+
+
+def left_of_zero(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], unit: float
+) -> frozenset[str]:
+    """Return whose gradient is in both what rounding leaves of a zero: it has no digit to compare.
+
+    A bias before a BatchNorm has such a one, and whatever moves both sides of a distance.
+
+    Args:
+        expected: gradients of all that is trained.
+        found: those to compare with them.
+        unit: of rounding, of the coarsest type in the model.
+    """
+    sizes = {n: float(g.abs().max()) if g.numel() else 0.0 for n, g in expected.items()}
+    noise = _ROUNDED * unit * max(sizes.values(), default=0.0)
+    return frozenset(
+        name
+        for name, size in sizes.items()
+        if 0 < size <= noise and name in found and float(found[name].abs().max()) <= noise
+    )
+
+
+def relative_error(found: Tensor | None, want: Tensor) -> float:
+    """Return the largest difference as a share of the largest entry; a missing gradient is zero."""
+    return distance(found, want) / (distance(want, None) or 1.0)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ IMPORTED = (
     "bigbrain_fx.frontend.tracing.trace",
     "bigbrain_fx.bundles.launch",
     "bigbrain_fx.verification.inference",
-    "bigbrain_fx.verification.module",
     "bigbrain_fx.verification.plain",
     "bigbrain_fx.verification.reference",
     # Extras, which a machine may not have.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bigbrain_fx.verification.module import left_of_zero
+from bigbrain_fx.verification.trace import left_of_zero
 
 SINGLE, DOUBLE = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 

@@ -418,11 +418,9 @@ def test_the_loop_knows_no_graph() -> None:
             "ModelFile",
             "load_model_file",
             "module_name",
-            "take_apart",
             "where",
         ),  # model file, batch
-        *("Route", "Step", "route", "settle"),  # how a batch reaches forward
-        *("Call", "UserStep"),  # the same, where the step is opaque
+        *("Route", "route", "settle", "call_of", "Call", "UserStep"),  # how a batch reaches forward
         *(
             "Key",
             "reseed",

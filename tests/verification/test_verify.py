@@ -18,7 +18,6 @@ from tests.support.command_line import call
 LIMIT_S = 120.0
 LINKS = (
     "plain PyTorch = captured graph",
-    "your module = captured graph",
     "weights = your model's",
     "captured graph = reference",
     "reference = bundle, losses",
@@ -86,7 +85,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
         "self.norm = nn.LayerNorm(16, eps=2e-5)",
     )
     found = checked(copy, processes=True)
-    assert failed(found) == list(LINKS[4:])
+    assert failed(found) == list(LINKS[3:])
     with pytest.raises(VerificationError, match="reference = bundle, losses") as error:
         found.require_passed()
     assert error.value.exit_code == 5
@@ -97,7 +96,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
 def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     edit(copy / "model_blocks.py", "    with self.seeded(", "    with self.seeded('other' + ")
-    assert failed(checked(copy)) == list(LINKS[4:])
+    assert failed(checked(copy)) == list(LINKS[3:])
 
 
 @pytest.mark.nightly

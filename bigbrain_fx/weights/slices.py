@@ -8,7 +8,6 @@ moves bytes; it knows no plans.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +16,7 @@ from pathlib import Path
 from bigbrain_fx.core import Shard
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.weights.stored import CODES, DTYPES, Stored, read_header
-from bigbrain_fx.weights.write import pieces_of
+from bigbrain_fx.weights.write import pieces_of, write_tensors
 
 
 def part_name(name: str, member: int) -> str:
@@ -79,17 +78,18 @@ class _ToWrite:
     shape: tuple[int, ...]
     parts: tuple[tuple[Stored, Shard | None], ...]  # one part to cut, or several to join
 
-    def data(self, *, joins: bool) -> bytes:
+    def data(self, *, joins: bool) -> Iterator[bytes]:
         width = DTYPES[CODES[self.dtype]][1]
         if not joins:
             stored, shard = self.parts[0]
             data = b"".join(pieces_of(stored))
-            return data if shard is None else _ByteRuns.of(stored.shape, shard, width).cut(data)
+            yield data if shard is None else _ByteRuns.of(stored.shape, shard, width).cut(data)
+            return
         whole = bytearray(prod(self.shape) * width)
         for stored, shard in self.parts:
             assert shard is not None
             _ByteRuns.of(self.shape, shard, width).put(b"".join(pieces_of(stored)), whole)
-        return bytes(whole)
+        yield bytes(whole)
 
 
 def cut_file(path: Path, shards: Iterable[Shard]) -> None:
@@ -154,18 +154,6 @@ def whole_tensors(
 
 
 def _write(path: Path, made: Sequence[_ToWrite], *, joins: bool) -> None:
-    ordered = sorted(made, key=lambda each: (-DTYPES[CODES[each.dtype]][1], each.name))
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for each in ordered:
-        size = prod(each.shape) * DTYPES[CODES[each.dtype]][1]
-        code, shape = CODES[each.dtype], list(each.shape)
-        entries[each.name] = {"dtype": code, "shape": shape, "data_offsets": [start, start + size]}
-        start += size
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
     help_ = "free some space, or give another place"
-    with os_error_as(f"cannot write {path}", code="BX3737", help=help_), path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for each in ordered:
-            file.write(each.data(joins=joins))
+    with os_error_as(f"cannot write {path}", code="BX3737", help=help_):
+        write_tensors(path, [(m.name, m.dtype, m.shape, m.data(joins=joins)) for m in made])

@@ -7,7 +7,7 @@ from files to a file; it knows no models.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -43,13 +43,32 @@ def write_file(path: Path, copies: Sequence[Copy]) -> None:
     Raises:
         OSError: the disk is full, or a source has gone.
     """
+    write_tensors(path, [(c.name, c.dtype, c.source.shape, _pieces(c)) for c in copies])
+
+
+Written = tuple[str, str, tuple[int, ...], Iterable[bytes]]  # name, element type, shape, bytes
+
+
+def write_tensors(path: Path, tensors: Iterable[Written]) -> None:
+    """Write tensors, of which a piece at a time is made.
+
+    Raises:
+        OSError: the disk is full, or a source has gone.
+    """
     # widest elements first keeps every tensor aligned, as safetensors does itself
-    ordered = sorted(copies, key=lambda copy: (-DTYPES[CODES[copy.dtype]][1], copy.name))
+    ordered = sorted(tensors, key=lambda each: (-DTYPES[CODES[each[1]]][1], each[0]))
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, dtype, shape, _ in ordered:
+        end = start + size_of(shape, dtype)
+        entries[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
-        file.write(_header(ordered))
-        for copy in ordered:
-            for piece in _pieces(copy):
-                file.write(piece)
+        file.write(len(text).to_bytes(8, "little") + text)
+        for *_, pieces in ordered:
+            file.writelines(pieces)
 
 
 def same_numbers(first: Stored, second: Stored) -> bool:
@@ -58,21 +77,6 @@ def same_numbers(first: Stored, second: Stored) -> bool:
         return False
     pairs = zip(pieces_of(first), pieces_of(second), strict=True)
     return all(one == other for one, other in pairs)
-
-
-def _header(copies: Sequence[Copy]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for copy in copies:
-        entries[copy.name] = {
-            "dtype": CODES[copy.dtype],
-            "shape": list(copy.source.shape),
-            "data_offsets": [start, start + copy.size],
-        }
-        start += copy.size
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _pieces(copy: Copy) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bigbrain_fx.frontend import capture, told_of_gpus
-from bigbrain_fx.frontend.tracing.device_lines import device_lines
+from bigbrain_fx.frontend.device_dependence import device_lines
 from tests.support.command_line import call, write_cluster
 
 FILE = """

@@ -16,11 +16,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
+from bigbrain_fx.frontend.device_dependence import device_lines
 from bigbrain_fx.frontend.tracing.autocast_regions import without_autocast_regions
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
-from bigbrain_fx.frontend.tracing.device_lines import device_lines
 from bigbrain_fx.frontend.tracing.export import Lengths, without_gc
 from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.objective import (

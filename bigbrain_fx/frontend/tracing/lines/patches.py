@@ -59,46 +59,24 @@ def _is_users(frame: FrameType, seen: list[str]) -> bool:
     return False
 
 
-_BY_NAME = {
-    "float": torch.float32,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "double": torch.float64,
-}
-
-
 @contextlib.contextmanager
 def idle_casts() -> Iterator[None]:
     """Let `module.to(...)`, `.float()` and the like return the module as it is where it fits."""
-    names = ("to", *_BY_NAME)
-    kept: dict[str, Any] = {name: getattr(nn.Module, name) for name in names}
-    for name, own in kept.items():
-        setattr(nn.Module, name, _idle(own, _BY_NAME.get(name)))
+    own: Any = nn.Module._apply
+
+    def applied(module: nn.Module, cast: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # noqa: ANN401  # as torch has it
+        held = (*module.parameters(), *module.buffers())
+        fits = all(_is_kept(tensor, cast) for tensor in held)
+        return module if fits else own(module, cast, recurse)
+
+    nn.Module._apply = applied  # type: ignore[method-assign]  # put back
     try:
         yield
     finally:
-        for name, own in kept.items():
-            setattr(nn.Module, name, own)
+        nn.Module._apply = own  # type: ignore[method-assign]
 
 
-def _idle(own: Callable[..., nn.Module], named: torch.dtype | None) -> Callable[..., nn.Module]:
-    def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401  # as torch has it
-        dtype, device = named, None
-        if named is None:
-            device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-            if layout is not None:
-                return own(self, *args, **kwargs)
-        return self if _fits(self, device, dtype) else own(self, *args, **kwargs)
-
-    return cast
-
-
-def _fits(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> bool:
-    """Whether every tensor of a module is there, and every float has that type."""
-    return all(
-        device in (None, tensor.device)
-        and (
-            dtype in (None, tensor.dtype) or not (tensor.is_floating_point() or tensor.is_complex())
-        )
-        for tensor in (*module.parameters(), *module.buffers())
-    )
+def _is_kept(tensor: Tensor, cast: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a cast leaves such a tensor as it is; it gets another one with so many dimensions."""
+    probe = torch.empty([2] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+    return cast(probe) is probe

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 import torch
@@ -43,14 +42,11 @@ class Way:
 
 
 class Alone:
-    """A fork made here and now, which waits to be asked.
+    """A fork made here and now, which waits to be asked; a context manager."""
 
-    Args:
-        scratch: where it leaves what training leaves.
-    """
-
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self) -> None:
+        self._scratch = Scratch("alone")
+        self.scratch = Path(self._scratch.name)  # where it leaves what training leaves
         self._fork = Fork(self._serve)
         self.has_begun = False
 
@@ -59,14 +55,13 @@ class Alone:
         self.has_begun = True
         self._fork.ask({"bundle": str(folder), "steps": steps, "way": asdict(way or Way())})
 
-    def train(self, folder: Path, plan: Plan, steps: int, load: Callable[[], ModuleType]) -> Trace:
+    def train(self, folder: Path, plan: Plan, steps: int) -> Trace:
         """Return what training leaves; where it fails there, run it here, for its explanation.
 
         Args:
             folder: of the bundle.
             plan: of the bundle.
             steps: how many.
-            load: imports the bundle in this process.
 
         Raises:
             InputError: it fails there only.
@@ -75,7 +70,7 @@ class Alone:
             self.begin(folder, steps)
         found = self._fork.answer() or {"error": "its process has ended"}
         if "error" in found:
-            run_bundle(load(), plan, steps, plan.seed)
+            run_bundle(import_bundle(folder), plan, steps, plan.seed)
             raise InputError(
                 "the bundle trains where model() was called, and fails in a process of its own: "
                 f"{found['error']}",
@@ -92,8 +87,15 @@ class Alone:
         )
 
     def close(self) -> None:
-        """End the fork."""
+        """End the fork; what it left is gone."""
         self._fork.close()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _serve(self, requests: IO[str], say: Say) -> None:
         """Train, once asked; leave tensors in the scratch folder."""
@@ -119,23 +121,3 @@ class Alone:
                 how = {"other_hashes": way.other_hashes}
                 found = train_by_processes(folder, plan, steps, self.scratch, **how)
             return found or run_bundle(import_bundle(folder), plan, steps, plan.seed)
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[Alone]:
-    """Let a fork wait; it ends with the block."""
-    with Scratch("alone") as scratch:
-        made = Alone(Path(scratch))
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def train_bundle(
-    alone: Alone | None, folder: Path, plan: Plan, steps: int, load: Callable[[], ModuleType]
-) -> Trace:
-    """Train a bundle in a process of its own, or in this one where there is none."""
-    if alone is not None:
-        return alone.train(folder, plan, steps, load)
-    return run_bundle(load(), plan, steps, plan.seed)

@@ -21,10 +21,11 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, ModelFile, allowed, unit_of
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import laid_tensors
-from bigbrain_fx.verification.alone import Alone, Way, train_bundle
+from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     import_bundle,
+    run_bundle,
     weights_of,
 )
 from bigbrain_fx.verification.links import (
@@ -79,7 +80,7 @@ def chain(
         *links(bundle, weights, captured, plan, steps),
     ]
     expected = _expected(bundle, plan, weights, captured.functions, steps)
-    actual = trained or train_bundle(alone, folder, plan, steps, lambda: bundle)
+    actual = trained or _trained(alone, plan, folder, steps)
     return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
 
 
@@ -146,8 +147,15 @@ def rehearsed_links(
         return [first]
     alone.begin(folder, steps, way)
     expected = _expected(bundle, plan, weights, captured.functions, steps)
-    actual = alone.train(folder, plan, steps, lambda: bundle)
+    actual = alone.train(folder, plan, steps)
     return [first, *_same_run(plan, weights, expected, actual, by_processes=False)]
+
+
+def _trained(alone: Alone | None, plan: Plan, folder: Path, steps: int) -> Trace:
+    """Train a bundle in a process of its own, or in this one where there is none."""
+    if alone is None:
+        return run_bundle(import_bundle(folder), plan, steps, plan.seed)
+    return alone.train(folder, plan, steps)
 
 
 def _expected(
@@ -248,7 +256,7 @@ def opaque_chain(
         want = _looped(plain, steps)
     except NoLoopError as error:
         return [{"name": NAME, "passed": None, "detail": str(error)}]
-    have = trained or train_bundle(alone, folder, plan, steps, partial(import_bundle, folder))
+    have = trained or _trained(alone, plan, folder, steps)
     checks = same_run(NAME, want, have, [*want.tensors])
     if not checks[0]["passed"] and not plain.repeats([float(loss) for loss in want.losses]):
         return [{"name": NAME, "passed": None, "detail": _OTHER}]

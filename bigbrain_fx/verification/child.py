@@ -37,7 +37,7 @@ from bigbrain_fx.frontend import (
     with_parts,
 )
 from bigbrain_fx.plan import Plan, read_plan, with_frozen
-from bigbrain_fx.verification.alone import Alone, alone
+from bigbrain_fx.verification.alone import Alone
 from bigbrain_fx.verification.chain import chain, opaque_chain
 from bigbrain_fx.verification.failures import error_of
 from bigbrain_fx.verification.imported_bundle import (
@@ -89,7 +89,7 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     with contextlib.ExitStack() as forks:
         plain = forks.enter_context(plain_loop(plan, folder, location, weights_of))
         trains = plan.mode == "train" and not wanted["processes"]
-        own = forks.enter_context(alone()) if trains else None
+        own = forks.enter_context(Alone()) if trains else None
         return _verify(wanted, plan, folder, location, checkpoint, plain, own)
 
 

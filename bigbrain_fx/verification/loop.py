@@ -52,13 +52,13 @@ class PlainLoop:
     custom operators can be registered once only. Use it as a context manager.
 
     Args:
-        folder: where the steps leave what they did.
         load: returns what is trained, in those processes.
         is_expected: whether it will be asked; else nothing is made ready for that.
     """
 
-    def __init__(self, folder: Path, load: Load = load_there, *, is_expected: bool = True) -> None:
-        self.folder = folder
+    def __init__(self, load: Load = load_there, *, is_expected: bool = True) -> None:
+        self._scratch = Scratch("loop")
+        self.folder = Path(self._scratch.name)  # where the steps leave what they did
         if is_expected:
             importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
         self._single = Fork(partial(_served, load))
@@ -66,15 +66,23 @@ class PlainLoop:
         self._third = Fork(partial(_served, load))
         self._asked = self._done = 0
 
-    def begin(self, bundle: Path, location: str, start: Path | None = None) -> None:
+    def begin(
+        self, plan: Plan, bundle: Path, location: str, numbers: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Say beside which bundle it runs: its seed, its micro-batches, its draws.
 
         Args:
+            plan: of the bundle.
             bundle: its plan.json says what loop that is.
             location: of the model file.
-            start: other weights than those that model() makes.
+            numbers: other weights than those that model() makes.
         """
-        asked = {"bundle": str(bundle), "location": location, "start": str(start or "")}
+        start = str(self.folder / "start") if numbers is not None else ""
+        if numbers is not None:
+            own = {param.name for param in plain_params(plan.graph)}
+            held = own & {name for stage in plan.stages.stages for name in stage.params}
+            laid_tensors.save({name: numbers[name] for name in sorted(held)}, Path(start))
+        asked = {"bundle": str(bundle), "location": location, "start": start}
         self._single.ask({**asked, "exact": False})
         self._second.ask({**asked, "exact": True})
         self._third.ask({**asked, "exact": False})
@@ -142,9 +150,10 @@ class PlainLoop:
         self.close()
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; what they left is gone."""
         for process in (self._single, self._second, self._third):
             process.close()
+        self._scratch.cleanup()
 
 
 def _served(load: Load, requests: IO[str], say: Say) -> None:
@@ -230,21 +239,11 @@ def plain_loop(
     if plan.mode == "eval" or lacking(plan):
         yield None
         return
-    with Scratch("plain") as scratch:
-        start, weights = None, folder / "weights"
-        if source_of_weights(weights) is not None or trained_steps(weights) is not None:
-            start = Path(scratch, "start")
-            save_start(plan, numbers(folder, plan), start)
-        with PlainLoop(Path(scratch)) as loop:
-            loop.begin(folder, location, start)
-            yield loop
-
-
-def save_start(plan: Plan, numbers: Mapping[str, Tensor], path: Path) -> None:
-    """Leave a bundle's weights for a loop that is to begin with them."""
-    own = {param.name for param in plain_params(plan.graph)}
-    held = own & {name for stage in plan.stages.stages for name in stage.params}
-    laid_tensors.save({name: numbers[name] for name in sorted(held)}, path)
+    weights = folder / "weights"
+    is_other = source_of_weights(weights) is not None or trained_steps(weights) is not None
+    with PlainLoop() as loop:
+        loop.begin(plan, folder, location, numbers(folder, plan) if is_other else None)
+        yield loop
 
 
 Load = Callable[[Wanted], ModelFile]

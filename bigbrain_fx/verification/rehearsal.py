@@ -27,9 +27,8 @@ from bigbrain_fx.verification.chain import opaque_chain, rehearsed_links
 from bigbrain_fx.verification.eager import load_there
 from bigbrain_fx.verification.failures import error_of
 from bigbrain_fx.verification.imported_bundle import weights_of
-from bigbrain_fx.verification.loop import Load, PlainLoop, lacking, save_start
+from bigbrain_fx.verification.loop import Load, PlainLoop, lacking
 from bigbrain_fx.verification.plain import STEPS
-from bigbrain_fx.weights import Scratch
 
 
 class Rehearsal:
@@ -88,9 +87,8 @@ class Waiting:
     """
 
     def __init__(self, load: Load = load_there, *, is_expected: bool = True) -> None:
-        self.scratch = Scratch("rehearsal")
-        self.loop = PlainLoop(_folder(self.scratch, "loop"), load, is_expected=is_expected)
-        self.alone = Alone(_folder(self.scratch, "bundle"))
+        self.loop = PlainLoop(load, is_expected=is_expected)
+        self.alone = Alone()
 
     def __enter__(self) -> Waiting:
         return self
@@ -98,7 +96,6 @@ class Waiting:
     def __exit__(self, *_: object) -> None:
         self.loop.close()
         self.alone.close()
-        self.scratch.cleanup()
 
 
 @dataclass(frozen=True)
@@ -159,25 +156,13 @@ class _Comparison:
 
     def _compared(self, of_set: str | None) -> list[dict[str, object]]:
         plan, folder, forks = self.plan, self.folder, self.forks
-        self._begin()
-        if plan.graph.is_opaque_step:
+        is_opaque = plan.graph.is_opaque_step
+        numbers = None if is_opaque else weights_of(folder, plan)
+        forks.loop.begin(plan, folder, self.file.location, numbers)
+        if is_opaque:
             return opaque_chain(plan, folder, STEPS, forks.loop, forks.alone)
         how = Way(by_processes=True, other_hashes=of_set is not None)
         return rehearsed_links(self.file, self.captured, plan, folder, forks.loop, forks.alone, how)
-
-    def _begin(self) -> None:
-        """Let the loop begin, with the weights that the bundle has."""
-        start = None
-        if not self.plan.graph.is_opaque_step:
-            start = self.forks.loop.folder / "start"
-            save_start(self.plan, weights_of(self.folder, self.plan), start)
-        self.forks.loop.begin(self.folder, self.file.location, start)
-
-
-def _folder(scratch: Scratch, name: str) -> Path:
-    found = Path(scratch.name) / name
-    found.mkdir()
-    return found
 
 
 SETS = frozenset({"set", "frozenset", "hash"})

@@ -47,9 +47,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_settings_made_afterwards_are_not_set_there(held: dict[str, Any], tmp_path: Path) -> None:
-    with room.alone() as made:
+    with room.Alone() as made:
         held["number"] = 2.0
-        found = made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
+        found = made.train(tmp_path, PLAN, STEPS)
     assert [float(loss) for loss in found.losses] == [1.0, 1.0]
     assert torch.equal(found.tensors["w"], torch.full((2,), 3.0))
     assert torch.equal(found.gradients["w"], torch.ones(2))
@@ -60,20 +60,20 @@ def test_a_failure_of_the_other_process_alone_is_reported(
     held: dict[str, Any], tmp_path: Path
 ) -> None:
     held["fails with"] = (1.0,)
-    with room.alone() as made:
+    with room.Alone() as made:
         held["number"] = 2.0
         with pytest.raises(InputError, match=r"fails in a process of its own: ValueError: no 1\.0"):
-            made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
+            made.train(tmp_path, PLAN, STEPS)
 
 
 def test_a_failure_of_both_processes_is_raised_as_it_is(
     held: dict[str, Any], tmp_path: Path
 ) -> None:
     held["fails with"] = (1.0,)
-    with room.alone() as made, pytest.raises(ValueError, match=r"no 1\.0"):
-        made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
+    with room.Alone() as made, pytest.raises(ValueError, match=r"no 1\.0"):
+        made.train(tmp_path, PLAN, STEPS)
 
 
 def test_nobody_who_asks_is_no_error(held: dict[str, Any], tmp_path: Path) -> None:
-    with room.alone():
+    with room.Alone():
         held["number"] = 5.0

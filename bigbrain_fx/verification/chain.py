@@ -1,4 +1,4 @@
-"""Module, captured graph, one-process reference and bundle: a chain of equalities in training.
+"""Plain loop, captured graph, one-process reference and bundle: a chain of equalities in training.
 
 A bundle that runs the user's own step has no graph: its chain is plain PyTorch = bundle. This file
 runs what it is given, and says in which order links are compared; `links` compares.
@@ -58,7 +58,7 @@ def chain(
     plain: PlainLoop | None = None,
     alone: Alone | None = None,
 ) -> list[dict[str, object]]:
-    """Compare module, captured graph, reference and bundle; a `passed` and a `detail` per link.
+    """Compare plain loop, captured graph, reference and bundle; a `passed` and a `detail` per link.
 
     Args:
         file: the model file, loaded here.

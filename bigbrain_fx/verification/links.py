@@ -1,6 +1,6 @@
-"""The links of the chain from the user's module to its bundle: each compares two runs.
+"""The links of the chain from the user's loop to its bundle: each compares two runs.
 
-    module = captured graph = reference = bundle
+    plain loop = captured graph = reference = bundle
 
 It runs what it is given; what is compared in which order, `child` says.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bigbrain_fx.supervisor import Group
 
@@ -13,7 +13,6 @@ END_S = 10.0  # longest wait for a process that was killed
 def run_group(
     words: Sequence[str],
     limit_s: float,
-    environment: Mapping[str, str] | None = None,
     output: int = subprocess.PIPE,
     errors: int | None = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
@@ -22,7 +21,6 @@ def run_group(
     Args:
         words: what to run.
         limit_s: after so long it is ended.
-        environment: the whole of it; None: as this process's.
         output: takes what it writes.
         errors: takes its complaints; None: they go where this process's go.
 
@@ -31,7 +29,6 @@ def run_group(
     """
     with subprocess.Popen(
         words,
-        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,

@@ -5,20 +5,16 @@ The process (`bigbrain_fx.verification`) runs the model's code; this file runs n
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from bigbrain_fx.bundles.child_programs import run_group
 from bigbrain_fx.bundles.found_model import IN_MEMORY
 from bigbrain_fx.bundles.launch import RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.emit import is_bare
-from bigbrain_fx.errors import InputError, VerificationError, from_fields
-from bigbrain_fx.frontend import child_environment, require_folder
+from bigbrain_fx.errors import InputError, VerificationError
+from bigbrain_fx.frontend import Child, Task, require_folder
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.weights import Scratch
 
@@ -120,20 +116,22 @@ def verify(
             help="split the same with --lean: the device files are the same, and are verified",
         )
     require_compilers(plan)
+    task = Task(
+        module="bigbrain_fx.verification.child",
+        name="verification",
+        slow="verification {}",
+        slow_help="use fewer --steps",
+        ended_help="look at its output above",
+        limit_s=time_limit_s,
+        subject=Path((model or plan.source.path).partition(":")[0]).name,
+        at=model or plan.source.path,
+    )
     with Scratch("verify") as scratch:
-        wanted: dict[str, Any] = {
-            "bundle": str(folder),
-            "model": model,
-            "steps": steps,
-            "answer": f"{scratch}/answer.json",
-            "processes": _run_processes(plan, folder, steps, Path(scratch)) if processes else None,
-        }
-        message = _ask_child(wanted, time_limit_s)
-    if "internal" in message:
-        raise RuntimeError(f"verification failed in its child process\n{message['internal']}")
-    if "error" in message:
-        raise from_fields(message["error"])
-    return Verification(tuple(Check(**check) for check in message["checks"]))
+        trained = _run_processes(plan, folder, steps, Path(scratch)) if processes else None
+        wanted = {"bundle": str(folder), "model": model, "steps": steps, "processes": trained}
+        with Child(task, wanted, threads=1) as child:
+            checks = cast("list[dict[str, Any]]", child.answer()["checks"])
+    return Verification(tuple(Check(**check) for check in checks))
 
 
 def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[str, Any]:
@@ -152,39 +150,3 @@ def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[
     done = run(bundle, options)
     paths = {"tensors": str(options.save), "gradients": str(options.first_gradients)}
     return {"losses": [line.loss for line in done.steps], **paths}
-
-
-def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    environment = child_environment(threads=1)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "bigbrain_fx.verification.beginning",
-        json.dumps(wanted),
-    ]
-    output = sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL
-    try:
-        done = run_group(command, time_limit_s, environment, output, errors=None)
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"verification took longer than {time_limit_s:g} s",
-            code="BX3802",
-            help="use fewer --steps",
-        ) from error
-    if done.returncode:
-        raise InputError(
-            f"the model ended its process ({done.returncode})",
-            code="BX3803",
-            help="look at its output above",
-        )
-    answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text(encoding="utf-8"))
-    return answer
-
-
-def _has_fileno() -> bool:
-    try:
-        sys.stderr.fileno()
-    except (OSError, AttributeError, ValueError):
-        return False
-    return True

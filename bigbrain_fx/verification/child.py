@@ -1,16 +1,15 @@
 """The child process of a verification: it runs the user's model, the reference and the bundle.
 
-Run as `python -m bigbrain_fx.verification.beginning '{"bundle": ...}'`; it writes one JSON
-object to the file that "answer" names. It knows the bundle as any user does: it imports its
-train.py and runtime.
+Run as `python -m bigbrain_fx.verification.child '{"bundle": ...}'`; its one message has the checks.
+It knows the bundle as any user does: it imports its train.py and runtime.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
-import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from bigbrain_fx.errors import BigBrainError, FormatWarning, InputError
 from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
+    Replies,
     answers_in,
     capture,
     fill,
@@ -56,20 +56,25 @@ from bigbrain_fx.weights import source_of_weights
 
 
 def main() -> None:
-    """Verify as asked on the command line; write the checks, or the error, as JSON."""
-    wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
+    """Verify as asked on the command line; report the checks, or the error."""
+    wanted, replies = json.loads(sys.argv.pop()), Replies()  # a model file has no words of its own
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FormatWarning)  # the parent process has read the plan, too
+    replies.reply(lambda: {"checks": _verified(wanted)})
+
+
+def _verified(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Run all checks; raise the user's error where an error is one of theirs."""
     try:
-        message: dict[str, Any] = {"checks": verify_here(wanted)}
-    except BigBrainError as error:
-        message = {"error": error.fields}
+        return verify_here(wanted)
+    except BigBrainError:
+        raise
     except Exception as error:
         model = wanted["model"] or read_plan(Path(wanted["bundle"])).source.path
-        known: BigBrainError | None = memory_error(error)
-        known = known or error_of(error, Path(wanted["bundle"]), Path(model.partition(":")[0]))
-        message = {"error": known.fields} if known else {"internal": traceback.format_exc()}
-    Path(wanted["answer"]).write_text(json.dumps(message), encoding="utf-8")
+        known = error_of(error, Path(wanted["bundle"]), Path(model.partition(":")[0]))
+        if memory_error(error) is not None or known is None:
+            raise
+        raise known from error
 
 
 def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -207,3 +212,8 @@ def _unplaced_op(op: Op) -> Op:
     calls = (replace(call, type=call.type.rpartition(".")[2]) for call in op.modules)
     body = _unplaced(op.body) if op.body else None
     return replace(op, modules=tuple(calls), source="", lines=(), body=body, saves=None)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # a model file may leave threads behind

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import PATH, bundle_argument, force_file_option, option, require_absent
-from bigbrain_fx.errors import InputError, os_error_as
-
-CHECK_S = 60.0
+from bigbrain_fx.errors import os_error_as
 
 
 @cli.command("launch-script", short_help="A job script for Slurm, Ray, torchrun or ssh.")
@@ -28,9 +25,6 @@ CHECK_S = 60.0
 @option("-o", "--out", type=PATH, help="The file to write [default: launch.sbatch, .py or .sh].")
 @option("--at", help="Where the bundle is on the hosts [default: where it is here].")
 @option("--python", default="python", help="What Python is called there.")
-@option(
-    "--check", is_flag=True, help="Let the scheduler here look at the file: `sbatch --test-only`..."
-)
 @force_file_option
 def launch_script(
     bundle: Path,
@@ -39,7 +33,6 @@ def launch_script(
     out: Path | None,
     at: str | None,
     python: str,
-    check: bool,
     force: bool,
 ) -> None:
     """Write a file that starts BUNDLE's devices on their hosts; ARGUMENTS are for its program.
@@ -50,8 +43,6 @@ def launch_script(
     from bigbrain_fx.plan import read_plan
 
     plan, starter = read_plan(bundle), STARTERS[kind]
-    if check:
-        _require_here(kind, (*starter.check, starter.needs)[0])
     path = out or Path(f"launch{starter.suffix}")
     require_absent(path, force)
     where = at or str(bundle.resolve())
@@ -59,36 +50,5 @@ def launch_script(
     with os_error_as(f"cannot write {path}", code="BX3509", help="give another -o"):
         path.write_text(text, encoding="utf-8")
     click.echo(f"wrote {path}; start it with: {starter.start.format(path)}")
-    if check:
-        _check((*(starter.check or ("true",)), str(path)))
-    elif shutil.which(starter.needs) is None:
+    if shutil.which(starter.needs) is None:
         click.echo(f"note: there is no {starter.needs} on this machine: it was not tried", err=True)
-
-
-def _require_here(kind: str, program: str) -> None:
-    if shutil.which(program) is None:
-        raise InputError(
-            f"--check asks {program}, which is not on this machine",
-            code="BX3510",
-            help=f"write it without --check, and check it where {kind} is",
-        )
-
-
-def _check(words: tuple[str, ...]) -> None:
-    """Let a program look at the file.
-
-    Raises:
-        InputError: it says no.
-    """
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=CHECK_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"{words[0]} gave no answer within {CHECK_S:g} s", code="BX3511", help="see if it runs"
-        ) from error
-    said = (done.stdout + done.stderr).strip()
-    if done.returncode:
-        raise InputError(
-            f"{' '.join(words)}: {said}", code="BX3512", help="leave --check out to keep the file"
-        )
-    click.echo(f"{words[0]} takes it{': ' + said if said else ''}")

@@ -25,7 +25,7 @@ def entry(plan: Plan) -> str:
 
 
 def require_program(bundle: Path, plan: Plan) -> None:
-    """Refuse a bundle of which a file that its processes import is missing, or is no Python.
+    """Refuse a bundle without its program, or with a file that is no Python.
 
     Raises:
         InputError: the file and the line.
@@ -36,44 +36,17 @@ def require_program(bundle: Path, plan: Plan) -> None:
             code="BX3056",
             help="make one with `bigbrain-fx split`",
         )
-    seen, waiting = set[str](), [entry(plan).removesuffix(".py")]
-    while waiting:
-        name = waiting.pop()
-        if name not in seen and (bundle / f"{name}.py").is_file():
-            waiting += _imports(bundle, bundle / f"{name}.py")
-        seen.add(name)
-
-
-def _imports(bundle: Path, file: Path) -> list[str]:
-    """Return the modules that a file imports at its top, by their first names."""
-    try:
-        tree = ast.parse(file.read_bytes(), str(file))
-    except OSError:
-        return []  # who runs it says it, if it comes again
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise InputError(
-            f"{file.name} cannot be imported: {error}",
-            code="BX3057",
-            at=f"{file}{line}",
-            help="undo what was edited, copy the bundle again, or split again",
-        ) from error
-    found = [
-        (alias.name, node.lineno)
-        for node in tree.body
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    ]
-    for name, line_number in found:
-        is_ours = name.startswith("device_") or name == "training"
-        if is_ours and not (bundle / f"{name}.py").is_file():
+    for file in sorted(bundle.glob("*.py")):
+        try:
+            ast.parse(file.read_bytes(), str(file))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             raise InputError(
-                f"{file.name} imports {name}, and {name}.py is not in the bundle",
-                code="BX3058",
-                at=f"{file}:{line_number}",
-                help="copy the bundle again, or split again",
-            )
-    return [name for name, _ in found]
+                f"{file.name} cannot be imported: {error}",
+                code="BX3057",
+                at=f"{file}{line}",
+                help="undo what was edited, copy the bundle again, or split again",
+            ) from error
 
 
 def reporter(plan: Plan) -> str:

@@ -278,22 +278,19 @@ class Starter:
         suffix: of its name.
         start: what one types to start it.
         needs: the program that must be there for that.
-        check: the scheduler's own look at a file, where it has one.
     """
 
     text: Callable[[Script], str]
     suffix: str
     start: str
     needs: str
-    check: tuple[str, ...] = ()
 
 
-_LOOK = ("bash", "-n")
 STARTERS: Mapping[str, Starter] = {
-    "slurm": Starter(_slurm, ".sbatch", "sbatch {}", "sbatch", ("sbatch", "--test-only")),
+    "slurm": Starter(_slurm, ".sbatch", "sbatch {}", "sbatch"),
     "ray": Starter(_ray, ".py", "python {}", "ray"),
-    "torchrun": Starter(_torchrun, ".sh", "bash {}", "torchrun", _LOOK),
-    "ssh": Starter(_ssh, ".sh", "bash {}", "ssh", _LOOK),
+    "torchrun": Starter(_torchrun, ".sh", "bash {}", "torchrun"),
+    "ssh": Starter(_ssh, ".sh", "bash {}", "ssh"),
 }
 
 

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from bigbrain_fx.bundles.launch.options import StepLine
 from bigbrain_fx.errors import InputError, os_error_as
@@ -14,34 +15,10 @@ from bigbrain_fx.supervisor import warn
 COLUMNS = ("step", "loss", "step_s", "rows_per_s")
 
 
-class CsvFile:
-    """A CSV file with a line for each step; a run that goes on appends to it.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("a", encoding="utf-8", newline="")
-        self.lines = csv.writer(self.file)
-        if self.file.tell() == 0:
-            self.lines.writerow(COLUMNS)
-
-    def write(self, line: StepLine, pace: float | str) -> None:
-        """Write a line."""
-        self.lines.writerow([line.step, line.loss, line.step_s, pace])
-        self.file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
-
-
 class StepFiles:
-    """Several of them; each is given up once it fails."""
+    """Files with a line for each step; a run that goes on appends to them."""
 
-    def __init__(self, files: dict[Path, CsvFile], rows: int) -> None:
+    def __init__(self, files: dict[Path, IO[str]], rows: int) -> None:
         self.files, self.rows = files, rows
 
     def step(self, line: StepLine) -> None:
@@ -49,7 +26,8 @@ class StepFiles:
         pace = self.rows / line.step_s if line.step_s > 0 else ""
         for path, file in list(self.files.items()):
             try:
-                file.write(line, pace)
+                csv.writer(file).writerow([line.step, line.loss, line.step_s, pace])
+                file.flush()
             except OSError as error:
                 del self.files[path]
                 warn(f"WARNING: {path} takes no more: {error.strerror or error}; the run goes on")
@@ -62,7 +40,7 @@ def step_files(paths: Sequence[Path], rows: int) -> Iterator[StepFiles]:
     Raises:
         InputError: one cannot be written.
     """
-    files: dict[Path, CsvFile] = {}
+    files: dict[Path, IO[str]] = {}
     try:
         for path in paths:
             files[path] = _opened(path)
@@ -73,7 +51,7 @@ def step_files(paths: Sequence[Path], rows: int) -> Iterator[StepFiles]:
                 file.close()
 
 
-def _opened(path: Path) -> CsvFile:
+def _opened(path: Path) -> IO[str]:
     if path.suffix.lower() != ".csv":
         raise InputError(
             f"expected a file name.csv for the steps, found {path}",
@@ -87,4 +65,8 @@ def _opened(path: Path) -> CsvFile:
         at="--log-to",
         help="give a file name.csv in a folder that may be written in",
     ):
-        return CsvFile(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8", newline="")
+        if file.tell() == 0:
+            csv.writer(file).writerow(COLUMNS)
+        return file

@@ -104,10 +104,6 @@ def test_a_scheduler_that_is_not_here(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     out = tmp_path / "job"
-    refused = call("launch-script", bundle, "--for", "slurm", "-o", out, "--check")
-    assert refused.code == 2
-    assert "--check asks sbatch, which is not on this machine" in refused.err
-    assert not out.exists()
     written = call("launch-script", bundle, "--for", "slurm", "-o", out, "--", "--steps", "3")
     assert written.code == 0
     assert "there is no sbatch on this machine: it was not tried" in written.err

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -263,133 +262,36 @@ def _paused() -> Iterator[None]:
         torch.set_rng_state(dice)
 
 
-# What autograd hands to backward is known to be a tensor: all four return one.
-
-
 def _grows(value: Tensor) -> bool:
     """Whether a value has numbers for each row; weights have none. `require_growing` has looked."""
     return not isinstance(value, nn.Parameter)
 
 
-def _where_given(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Give none back where none comes: all ranks run the same code, so none of them has one."""
-
-    @wraps(backward)
-    def given(ctx: Any, gradient: Tensor | None) -> Any:  # noqa: ANN401  # torch's own
-        found = (None,) * len(ctx.needs_input_grad)
-        return found if gradient is None else backward(ctx, gradient)
-
-    return given
+Step: TypeAlias = Callable[[Tensor], Tensor | None]
 
 
-class _CopyToGroup(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """What the ranks make of a value together, and of its gradient.
+
+    None is given back where no gradient comes: all ranks run the same code, so none of them has
+    one.
+    """
+
     @staticmethod
-    def forward(ctx: Any, group: Group, value: Tensor, grows: bool) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, value: Tensor, there: Step, back: Step) -> Tensor | None:  # noqa: ANN401
         ctx.set_materialize_grads(False)
-        ctx.group, ctx.grows = group, grows
-        return value.view_as(value)
+        ctx.back = back
+        return there(value)
 
     @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, ctx.group.combined(gradient, grows=ctx.grows), None
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:  # noqa: ANN401  # torch's own
+        return None if gradient is None else ctx.back(gradient), None, None
 
 
-class _ParameterToGroup(torch.autograd.Function):
-    """As a copy; what this rank has of the gradient waits for those of other parameters."""
-
-    @staticmethod
-    def forward(ctx: Any, group: Group, parameter: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.parameter = group, parameter
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        ctx.group.waiting.append((ctx.parameter, gradient))
-        return None, None
-
-
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, part: Tensor, how: str) -> Tensor:  # noqa: ANN401
-        ctx.set_materialize_grads(False)
-        return group.combined(part, added if how == "sum" else largest)
-
-    @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, gradient, None
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        group: Group,
-        part: Tensor,
-        grows: bool,
-        *how: Any,  # noqa: ANN401
-    ) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.how = group, how
-        own = part.clone(memory_format=torch.contiguous_format)
-        return group.whole(own, *how, grows=grows)
-
-    @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        dim, inner, lengths = ctx.how
-        own = part_of_whole(gradient, dim, inner, lengths, ctx.group.rank)
-        return None, own, None, None, None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        group: Group,
-        whole: Tensor,
-        grows: bool,
-        *how: Any,  # noqa: ANN401
-    ) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.how, ctx.grows = group, how, grows
-        dim, inner, lengths = how
-        return part_of_whole(whole, dim, inner, lengths, group.rank)
-
-    @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        made = ctx.group.whole(gradient, *ctx.how, grows=ctx.grows)
-        return None, made, None, None, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.how = group, how
-        return group.own_sum(part, *how)
-
-    @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, ctx.group.whole(gradient, *ctx.how), None, None, None
-
-
-class _GatherToGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
-        ctx.set_materialize_grads(False)
-        ctx.group, ctx.how = group, how
-        return group.whole(part, *how)
-
-    @staticmethod
-    @_where_given
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, ctx.group.own_sum(gradient, *ctx.how), None, None, None
+def _exchanged(value: Tensor, there: Step, back: Step) -> Tensor:
+    """Return a value's exchange; `back` must hold no value that its forward could let go of."""
+    found: Tensor = _Exchange.apply(value, there, back)  # type: ignore[no-untyped-call]
+    return found
 
 
 def copy_to_group(value: Tensor, group: Group, when: str = "") -> Tensor:
@@ -399,39 +301,52 @@ def copy_to_group(value: Tensor, group: Group, when: str = "") -> Tensor:
     it. They are added "at once" where something else has a gradient of it, too.
     """
     if isinstance(value, nn.Parameter) and not when:
-        copy: Tensor = _ParameterToGroup.apply(group, value)  # type: ignore[no-untyped-call]
-        return copy
-    found: Tensor = _CopyToGroup.apply(group, value, _grows(value))  # type: ignore[no-untyped-call]
-    return found
+        return _exchanged(value, _alike, lambda own: group.waiting.append((value, own)))
+    grows = _grows(value)
+    return _exchanged(value, _alike, lambda own: group.combined(own, grows=grows))
+
+
+def _alike(value: Tensor) -> Tensor:
+    return value.view_as(value)
 
 
 def all_reduce(part: Tensor, group: Group, how: str = "sum") -> Tensor:
     """Add what the ranks have, in their order; "max" takes the largest."""
-    found: Tensor = _AllReduce.apply(group, part, how)  # type: ignore[no-untyped-call]
-    return found
+    combine = added if how == "sum" else largest
+    return _exchanged(part, lambda own: group.combined(own, combine), lambda gradient: gradient)
 
 
 def all_gather(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Put the ranks' parts together: rank m has lengths[m] of them, `inner` numbers each."""
-    how = dim, inner, lengths
-    found: Tensor = _AllGather.apply(group, part, _grows(part), *how)  # type: ignore[no-untyped-call]
-    return found
+    how, grows = (dim, inner, lengths), _grows(part)
+
+    def there(own: Tensor) -> Tensor:
+        return group.whole(own.clone(memory_format=torch.contiguous_format), *how, grows=grows)
+
+    return _exchanged(part, there, lambda gradient: part_of_whole(gradient, *how, group.rank))
 
 
 def own_part(whole: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Keep this rank's part; backward puts the ranks' gradients together."""
-    how = dim, inner, lengths
-    found: Tensor = _Split.apply(group, whole, _grows(whole), *how)  # type: ignore[no-untyped-call]
-    return found
+    how, grows = (dim, inner, lengths), _grows(whole)
+    return _exchanged(
+        whole,
+        lambda value: part_of_whole(value, *how, group.rank),
+        lambda gradient: group.whole(gradient, *how, grows=grows),
+    )
 
 
 def reduce_scatter(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Add what the ranks have, in their order; keep this rank's part of the sum."""
-    found: Tensor = _ReduceScatter.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
-    return found
+    how = dim, inner, lengths
+    return _exchanged(
+        part, lambda own: group.own_sum(own, *how), lambda gradient: group.whole(gradient, *how)
+    )
 
 
 def gather_to_group(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Put the ranks' parts together, for what each computes of its part; see `copy_to_group`."""
-    found: Tensor = _GatherToGroup.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
-    return found
+    how = dim, inner, lengths
+    return _exchanged(
+        part, lambda own: group.whole(own, *how), lambda gradient: group.own_sum(gradient, *how)
+    )

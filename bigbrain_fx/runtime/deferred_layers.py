@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -167,10 +167,9 @@ def _can_wait(layer: Any) -> bool:  # noqa: ANN401  # any of the six below
 def _convolve(layer: Any, input: Tensor) -> Tensor:  # noqa: ANN401  # any of the six below
     """Run a convolution of torch.nn with aliases of its tensors."""
     x, weight, bias = _computed(input), _alias(layer.weight), _alias(layer.bias)
-    function = getattr(F, _FUNCTIONS[type(layer)])
     padding = (layer.padding, layer.output_padding) if layer.transposed else (layer.padding,)
     tail = (layer.groups, layer.dilation) if layer.transposed else (layer.dilation, layer.groups)
-    y = function(x, weight, bias, layer.stride, *padding, *tail)
+    y = layer.apply_now(x, weight, bias, layer.stride, *padding, *tail)
     return _note(layer, x, y, partial(_convolution, layer))
 
 
@@ -194,66 +193,33 @@ def _convolution(layer: Any, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor | Non
     return weight, bias
 
 
-class Conv1d(nn.Conv1d):
-    """nn.Conv1d whose weight's and bias's gradients wait where its stage defers them."""
-
-    def forward(self, input: Tensor) -> Tensor:  # as nn.Conv1d's
-        """Apply it."""
-        return _convolve(self, input) if _can_wait(self) else super().forward(input)
+Kind = TypeVar("Kind", bound=type[nn.Module])
 
 
-class Conv2d(nn.Conv2d):
-    """nn.Conv2d whose weight's and bias's gradients wait where its stage defers them."""
+def _waiting(kind: Kind, function: str) -> Kind:
+    """Return a convolution of torch.nn whose gradients of weight and bias may wait."""
 
-    def forward(self, input: Tensor) -> Tensor:  # as nn.Conv2d's
-        """Apply it."""
-        return _convolve(self, input) if _can_wait(self) else super().forward(input)
+    class Waiting(kind):  # type: ignore[valid-type, misc]  # mypy takes no class from a variable
+        __doc__ = f"nn.{kind.__name__} whose weight's and bias's gradients wait where deferred."
+        apply_now = staticmethod(getattr(F, function))
 
+        def forward(self, input: Tensor, output_size: list[int] | None = None) -> Any:  # noqa: ANN401
+            """Apply it."""
+            if output_size is None and _can_wait(self):
+                return _convolve(self, input)
+            sizes = () if output_size is None else (output_size,)
+            return super().forward(input, *sizes)
 
-class Conv3d(nn.Conv3d):
-    """nn.Conv3d whose weight's and bias's gradients wait where its stage defers them."""
-
-    def forward(self, input: Tensor) -> Tensor:  # as nn.Conv3d's
-        """Apply it."""
-        return _convolve(self, input) if _can_wait(self) else super().forward(input)
-
-
-class ConvTranspose1d(nn.ConvTranspose1d):
-    """nn.ConvTranspose1d whose gradients of weight and bias wait where its stage defers them."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Apply it."""
-        if output_size is not None or not _can_wait(self):
-            return super().forward(input, output_size)
-        return _convolve(self, input)
+    Waiting.__name__ = Waiting.__qualname__ = kind.__name__
+    return Waiting  # type: ignore[return-value]
 
 
-class ConvTranspose2d(nn.ConvTranspose2d):
-    """nn.ConvTranspose2d whose gradients of weight and bias wait where its stage defers them."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Apply it."""
-        if output_size is not None or not _can_wait(self):
-            return super().forward(input, output_size)
-        return _convolve(self, input)
-
-
-class ConvTranspose3d(nn.ConvTranspose3d):
-    """nn.ConvTranspose3d whose gradients of weight and bias wait where its stage defers them."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Apply it."""
-        if output_size is not None or not _can_wait(self):
-            return super().forward(input, output_size)
-        return _convolve(self, input)
-
-
-_FUNCTIONS: Mapping[type, str] = {
-    **{Conv1d: "conv1d", Conv2d: "conv2d", Conv3d: "conv3d"},
-    ConvTranspose1d: "conv_transpose1d",
-    ConvTranspose2d: "conv_transpose2d",
-    ConvTranspose3d: "conv_transpose3d",
-}
+Conv1d = _waiting(nn.Conv1d, "conv1d")
+Conv2d = _waiting(nn.Conv2d, "conv2d")
+Conv3d = _waiting(nn.Conv3d, "conv3d")
+ConvTranspose1d = _waiting(nn.ConvTranspose1d, "conv_transpose1d")
+ConvTranspose2d = _waiting(nn.ConvTranspose2d, "conv_transpose2d")
+ConvTranspose3d = _waiting(nn.ConvTranspose3d, "conv_transpose3d")
 
 
 class DeferredError(CodedError, RuntimeError):

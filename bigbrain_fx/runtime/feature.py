@@ -24,6 +24,7 @@ class Feature:
 
     def setup(self, device: Any) -> None:  # noqa: ANN401  # a PlannedDevice, which knows this file
         """Prepare for a device, which has its stages and no weights yet."""
+        self.device = device
 
     def begin_step(self, step: int) -> None:
         """Prepare for a step, before its batch is read."""

@@ -12,11 +12,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,9 @@ from .serving import ENDLESS, ServedError, SlotPipes
 from .stream import Spec
 from .tensor_file import SaveError, write_tensors
 from .weights import checked_weights
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 DEFAULT_STEPS = 10
 Outputs = dict[str, Tensor]
@@ -325,22 +328,7 @@ def _run(
     rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or inference.threads[rank])
     require_gpu(inference.kinds, rank)
-    with blaming_peers():
-        _run_joined(inference, rank, batches, places, steps, seed, options, on_batch)
-
-
-def _run_joined(
-    inference: Inference,
-    rank: int,
-    batches: Batches,
-    places: Mapping[str, tuple[str | int, ...]],
-    steps: int,
-    seed: int,
-    options: argparse.Namespace,
-    on_batch: OnBatch,
-) -> None:
-    store = join(inference.plan, inference.kinds, rank, options.deadline)
-    try:
+    with blaming_peers(), _joined(inference, rank, options.deadline) as store:
         where = own_device(inference.kinds, rank)
         ranks = {cls.name: number for number, cls in enumerate(inference.devices)}
         remote = [c for cls in inference.devices for c in cls.channels if not c.is_local]
@@ -352,6 +340,14 @@ def _run_joined(
         if options.report:
             write_report(device.name, Path(options.report))
         leave_together(store, rank, len(ranks))
+
+
+@contextmanager
+def _joined(inference: Inference, rank: int, deadline_s: float) -> Iterator[Store]:
+    """Join the other devices' processes; give the store that all share."""
+    store = join(inference.plan, inference.kinds, rank, deadline_s)
+    try:
+        yield store
     finally:
         dist.destroy_process_group()
 
@@ -383,40 +379,21 @@ class _Shown:
 
 
 def _parser(inference: Inference) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="infer.py", description=f"Run inference on {len(inference.devices)} devices."
-    )
-    names = ", ".join(inference.inputs)
-    parser.add_argument("--inputs", help=f"safetensors file with the tensors {names}")
-    parser.add_argument("--outputs", help="write the outputs of each batch to this folder")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=None,
-        help=f"batches of up to {inference.rows} rows "
-        f"(default: all of --inputs, else {DEFAULT_STEPS} of batches.py)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=None, help=f"seed of the data (default {inference.seed})"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a batch")
-    parser.add_argument(
-        "--threads", type=int, default=None, help="threads of every process (default: the plan's)"
-    )
-    parser.add_argument("--report", help="write each device's peak memory to this folder")
-    parser.add_argument(
-        "--deadline",
-        type=float,
-        default=LONGEST_COMPILE_S
-        if any(device.compiled for device in inference.devices)
-        else 300.0,
-        help="longest wait for any message, in seconds (default %(default)g)",
-    )
-    parser.add_argument(
-        "--rank", type=int, default=None, help="this process's device (default: $RANK)"
-    )
-    parser.add_argument("--serve", help=argparse.SUPPRESS)  # by `bigbrain-fx serve`: two pipes
-    parser.add_argument(
-        "--in-process", action="store_true", help="run all devices in this process, for pdb"
-    )
+    about = f"Run inference on {len(inference.devices)} devices."
+    parser = argparse.ArgumentParser(prog="infer.py", description=about)
+    add = parser.add_argument
+    add("--inputs", help=f"safetensors file with the tensors {', '.join(inference.inputs)}")
+    add("--outputs", help="write the outputs of each batch to this folder")
+    text = f"(default: all of --inputs, else {DEFAULT_STEPS} of batches.py)"
+    add("--steps", type=int, help=f"batches of up to {inference.rows} rows {text}")
+    add("--seed", type=int, help=f"seed of the data (default {inference.seed})")
+    add("--json", action="store_true", help="print one JSON object a batch")
+    add("--threads", type=int, help="threads of every process (default: the plan's)")
+    add("--report", help="write each device's peak memory to this folder")
+    wait_s = LONGEST_COMPILE_S if any(cls.compiled for cls in inference.devices) else 300.0
+    text = "longest wait for any message, in seconds (default %(default)g)"
+    add("--deadline", type=float, default=wait_s, help=text)
+    add("--rank", type=int, help="this process's device (default: $RANK)")
+    add("--serve", help=argparse.SUPPRESS)  # by `bigbrain-fx serve`: two pipes
+    add("--in-process", action="store_true", help="run all devices in this process, for pdb")
     return parser

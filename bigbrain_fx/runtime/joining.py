@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 class ReplicaRuns(Feature):
     """Give gradients and statistics of micro-batches to what replicas sum."""
 
-    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
-        """Prepare for a device."""
-        self.device = device
-
     def begin_step(self, step: int) -> None:
         """Begin the step's sums."""
         self.device.replicas.begin()

@@ -179,10 +179,6 @@ class RecomputedStages(Feature):
 class UnevenRows(Feature):
     """Drop what the forward of a micro-batch without rows writes: running statistics, counters."""
 
-    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
-        """Prepare for a device."""
-        self.device = device
-
     def running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[None]:
         """Let a stage write into copies where its micro-batch counts nothing."""
         if phase != "forward" or self._counts(micro) or self._is_summed(stage):

@@ -60,10 +60,6 @@ class ActivationStore(Feature):
     trims_every: int = field(default_factory=lambda: 1 if caches_small_blocks() else TRIMS_EVERY)
     _forwards: int = 0
 
-    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
-        """Prepare for a device."""
-        self.device = device
-
     def compute(self, run: Compute, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         """Run a stage forward, and let what it keeps lie here, but for what is there anyway."""
         device = self.device

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -158,10 +157,6 @@ class StoredWeights:
 
 class WeightsByVisit(Feature):
     """Have a stage's weights in memory while it runs."""
-
-    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
-        """Prepare for a device, whose store is open."""
-        self.device = device
 
     def begin_run(self) -> None:
         """Let go of what was read between the steps: who copied the state has read them all."""

@@ -125,10 +125,6 @@ class Unsharded:
 class GatheredWeights(Feature):
     """Have the weights of a stage while it runs."""
 
-    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
-        """Prepare for a device, which gets its `unsharded`, and another one where replicas go."""
-        self.device = device
-
     def begin_run(self) -> None:
         """Send what others need first."""
         self.device.unsharded.begin()

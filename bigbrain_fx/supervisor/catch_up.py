@@ -1,26 +1,16 @@
-"""Devices that repeat the steps of dead processes; steps that are reported to the caller, once."""
+"""Devices that repeat the steps of dead processes: bundles of `split --with watch` have this file.
+
+An event says when each is where its dead process was; until then no standby worker is started.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .job import OnStep
-
-
-@dataclass(frozen=True)
-class CaughtUp:
-    """A device that is where its dead process was; the fields of the event `caught_up`.
-
-    Attributes:
-        step: the next one, which nobody has done before.
-        after_s: since the process died.
-        steps: how many it did again.
-    """
-
-    device: str
-    step: int
-    after_s: float
-    steps: int
+from .crew import Crew
+from .processes import Member
 
 
 @dataclass(frozen=True)
@@ -32,17 +22,18 @@ class _Lag:
     since: float
 
 
-@dataclass
 class CatchUp:
     """Devices that lag behind; times are of a monotonic clock, in seconds."""
 
-    ways: dict[str, _Lag] = field(default_factory=dict)
+    def __init__(self, crew: Crew | None = None) -> None:
+        self.crew = crew
+        self.ways: dict[str, _Lag] = {}
 
-    def __bool__(self) -> bool:
-        """Whether any device is behind."""
+    def is_behind(self) -> bool:
+        """Whether any device is."""
         return bool(self.ways)
 
-    def fall_back(self, device: str, done: int, start: int, now: float) -> None:
+    def falls_back(self, device: str, done: int, start: int, now: float) -> None:
         """Note a death.
 
         Args:
@@ -55,42 +46,39 @@ class CatchUp:
         goal = max(done + 1, start, before.goal if before else 0)
         self.ways[device] = _Lag(start, goal, before.since if before else now)
 
-    def begin(self, device: str, start: int) -> None:
+    def begins(self, member: Member, step: int) -> None:
         """Note from which step a device goes on: not from the one that was said of its death."""
+        device = str(member.device)
         if device in self.ways:
-            self.ways[device] = replace(self.ways[device], start=start)
+            self.ways[device] = replace(self.ways[device], start=step)
 
-    def reach(self, device: str, step: int, now: float) -> CaughtUp | None:
-        """Note that a device is before `step`; None: it still is behind, or never was."""
+    def all_begin(self, now: float) -> None:
+        """Note that all are connected: some have nothing to do again."""
+        for name, way in list(self.ways.items()):
+            self._report(self.reach(name, way.start, now))
+
+    def has_done(self, member: Member, step: int, now: float) -> bool:
+        """Note that a device has done a step; return whether it has caught up by that."""
+        return self._report(self.reach(str(member.device), step + 1, now))
+
+    def reach(self, device: str, step: int, now: float) -> dict[str, Any] | None:
+        """Note that a device is before `step`; return the event, None: it is behind, or never was.
+
+        The event has the next step, which nobody has done before, the seconds since the process
+        died, and how many steps the device did again.
+        """
         way = self.ways.get(device)
         if way is None or step < way.goal:
             return None
         del self.ways[device]
-        return CaughtUp(device, way.goal, now - way.since, max(way.goal - way.start, 0))
+        steps = max(way.goal - way.start, 0)
+        return {"device": device, "step": way.goal, "after_s": now - way.since, "steps": steps}
 
-    def reach_start(self, now: float) -> list[CaughtUp]:
-        """Note that all are connected: some have nothing to do again."""
-        found = [self.reach(name, way.start, now) for name, way in list(self.ways.items())]
-        return [one for one in found if one is not None]
+    def _report(self, found: dict[str, Any] | None) -> bool:
+        if found is not None and self.crew is not None:
+            self.crew.report("caught_up", **found)
+        return found is not None
 
-
-class ToldSteps:
-    """Report steps, once each.
-
-    Args:
-        on_step: receives each as soon as its loss is known.
-
-    Attributes:
-        newest: the last that was reported; -1: none was.
-    """
-
-    def __init__(self, on_step: OnStep | None) -> None:
-        self.on_step = on_step
-        self.newest = -1
-
-    def tell(self, step: int, loss: float, step_s: float) -> None:
-        """Report a step, if it was not reported before."""
-        if step > self.newest:
-            self.newest = step
-            if self.on_step is not None:
-                self.on_step(step, loss, step_s)
+    def forget_devices(self, lost: Collection[str]) -> None:
+        """Note devices that the run goes on without."""
+        self.ways = {name: way for name, way in self.ways.items() if name not in lost}

@@ -25,7 +25,6 @@ from .processes import (
     AwakeClock,
     Member,
     Order,
-    Pulse,
     Start,
     end_now,
     end_of,
@@ -268,7 +267,7 @@ class Crew:
             on_failure.callback(end_now, process)
             now = self.clock.now()
             about = Orders(ours), Ears(ours), host
-            member = Member(own, process, ours, log, Pulse(now, now), now, *about)
+            member = Member(own, process, ours, log, now, now, *about)
             self._selector.register(end_of(process), selectors.EVENT_READ, (self._ended, member))
             self._selector.register(ours, selectors.EVENT_READ, (self._listen, member))
             on_failure.pop_all()

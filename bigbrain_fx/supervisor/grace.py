@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .crew import Crew
 from .job import FailedError
 from .judging import Failure
+from .processes import Member
 from .protocol import DISK
 from .stopping import Stopping
+
+if TYPE_CHECKING:
+    from .watch import Pulse
 
 LEAST_GRACE_S = 30.0  # longest wait for the end of a step, where steps are short
 GRACE_STEPS = 3.0  # and where they are long: so many of the longest recent one
@@ -21,6 +27,7 @@ class Grace:
     Args:
         crew: the processes, and the job that may say how long.
         stopping: how far the request has come.
+        pulse_of: says how far a process is.
 
     Attributes:
         moved: when the run last came nearer to its end.
@@ -29,8 +36,8 @@ class Grace:
             than all. None: it has not come.
     """
 
-    def __init__(self, crew: Crew, stopping: Stopping) -> None:
-        self.crew, self.stopping = crew, stopping
+    def __init__(self, crew: Crew, stopping: Stopping, pulse_of: Callable[[Member], Pulse]) -> None:
+        self.crew, self.stopping, self.pulse_of = crew, stopping, pulse_of
         self.moved = 0.0
         self.recent_s: deque[float] = deque(maxlen=RECENT)
         self.begun_s: float | None = None
@@ -63,7 +70,7 @@ class Grace:
         if not self.is_late(now, grace_s):
             return
         left = [m for m in self.crew.at_work() if not m.finished]
-        late = min(left, key=lambda m: not m.pulse.computes)
+        late = min(left, key=lambda m: not self.pulse_of(m).computes)
         failure = Failure(
             late.device, f"the process of device {late.device} is late", str(late.log)
         )
@@ -92,7 +99,7 @@ class Grace:
         job = self.crew.job
         if job.grace_s is not None:
             return job.grace_s
-        waits = (m.pulse.waits_for for m in self.crew.at_work())
+        waits = (self.pulse_of(m).waits_for for m in self.crew.at_work())
         writes = any(wait is not None and wait.kind == DISK for wait in waits)
         step_s = self.of_step(job.start_s, job.hang_s)
         return max(step_s, job.start_s if writes else 0.0)

@@ -11,11 +11,10 @@ passes them on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, Spares, StartError
 from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
@@ -23,10 +22,10 @@ from .judging import Death, Failure, Judge, Stop
 from .pipe import PARTS, Said
 from .policies import END, HAS_MORE
 from .processes import Member, Start, popen
-from .protocol import LastWord, wait_of
+from .protocol import LastWord
 from .rendezvous import Rendezvous
 from .snapshots import Snapshots, Snapshotting
-from .stopping import Ending, Stopping
+from .stopping import Ending, Stopping, ToldSteps
 from .votes import Posting, Votes
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ class Supervisor:
         self.stopping = Stopping()
         self.spares = Spares(self.crew)
         self.votes = Votes(frozenset(job.devices))
-        self.catch_up = CatchUp()
         self.policies = self.crew.policies
         self.judge = Judge(job.restarts, job.window_s)
         if HAS_MORE:
@@ -209,7 +207,8 @@ class Supervisor:
 
     def _fill_spares(self) -> None:
         """Start spares, if nobody needs the processors for something more urgent."""
-        if not (self.catch_up or self.crew.ending or self.stopping.asked):
+        is_busy = self.crew.ending or self.stopping.asked
+        if not (is_busy or self.policies.any("is_behind")):
             self.spares.fill()
 
     def _ended(self, member: Member, code: int) -> None:
@@ -238,7 +237,7 @@ class Supervisor:
         self.restarts += 1
         self.snapshots.fall_back(device)
         self.policies.ask("take_over", device)
-        self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
+        self.policies.ask("falls_back", device, dead.done, self.snapshots.start, now)
         self.policies.ask("move", now)
         self._next_generation()
         try:
@@ -277,7 +276,7 @@ class Supervisor:
             step=death.step,
             how=death.how,
             text=death.text,
-            silent_s=now - dead.pulse.heard,
+            silent_s=now - dead.heard,
         )
 
     def _stop_for(self, dead: Member, death: Death, now: float) -> Stop | None:
@@ -290,7 +289,8 @@ class Supervisor:
     # ------------------------------------------------------------------ what processes say
 
     def _hear(self, member: Member, said: Said) -> None:
-        member.pulse.heard = self.crew.clock.now()
+        member.heard = self.crew.clock.now()
+        self.policies.ask("hears", member, member.heard)
         what = said.pop("say")
         if member.device in self.crew.lost or self.policies.any("ignores", member):
             return
@@ -323,18 +323,16 @@ class Supervisor:
 
     def _hear_beat(self, member: Member, n: int, step: int, waiting: Sequence[str] | None) -> None:
         member.step = max(member.step, step)
-        member.pulse.beat(self.crew.clock.now(), n, wait_of(waiting) if waiting else None)
+        self.policies.ask("beats", member, n, waiting, self.crew.clock.now())
 
     def _hear_begins(self, member: Member, step: int) -> None:
         """Note from which step a device goes on after a commit that the run resumes."""
         self.snapshots.first = step
-        self.catch_up.begin(str(member.device), step)
         self.policies.ask("begins", member, step)
 
     def _hear_formed(self, member: Member, generation: int) -> None:
         if self.rendezvous.hear_formed(member, generation):
-            for one in self.catch_up.reach_start(self.crew.clock.now()):
-                self._caught_up(one)
+            self.policies.ask("all_begin", self.crew.clock.now())
             self._fill_spares()
 
     def _hear_vote(
@@ -357,15 +355,10 @@ class Supervisor:
         member.step = max(member.step, step)
         self.policies.ask("step_took", step_s, self.crew.clock.now())
         self.judge.born(member.device)
-        found = self.catch_up.reach(member.device, step + 1, self.crew.clock.now())
-        if found is not None:
-            self._caught_up(found)
+        if self.policies.any("has_done", member, step, self.crew.clock.now()):
             self._fill_spares()
         if loss is not None:
             self.told.tell(step, loss, step_s)
-
-    def _caught_up(self, found: CaughtUp) -> None:
-        self.crew.report("caught_up", **asdict(found))
 
     def _hear_failed(self, member: Member, text: str, **more: Any) -> None:  # noqa: ANN401
         if "exit" not in more:  # a bundle until 0.2.0
@@ -374,7 +367,7 @@ class Supervisor:
 
     def _hear_finished(self, member: Member) -> None:
         member.finished = True
-        member.pulse.is_at_work = False
+        self.policies.ask("has_finished", member)
         self._look_for_end()
 
     def _look_for_end(self) -> None:

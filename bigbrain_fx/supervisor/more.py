@@ -19,12 +19,10 @@ def add_policies(run: Supervisor, feed: Feed | None) -> None:
     """Add the policies of a run, in the order in which they receive things."""
     job, parts = run.job, run.policies.parts
     if IS_WATCHED:
-        from .watch import (
-            LogLoss,  # only bundles of --with watch have these
-            Watch,
-        )
+        from .catch_up import CatchUp  # only bundles of --with watch have these
+        from .watch import LogLoss, Watch
 
-        parts += Watch(run.crew, run.stopping), LogLoss(run.crew)
+        parts += Watch(run.crew, run.stopping), LogLoss(run.crew), CatchUp(run.crew)
     if job.suspect:
         from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
 
@@ -39,7 +37,7 @@ def add_policies(run: Supervisor, feed: Feed | None) -> None:
         about = run.crew, run.snapshots, run.votes, run.told.tell
         is_elastic = job.elastic or run.rescue is not None
         peering = Peering(*about, is_elastic=is_elastic, is_wanted=is_wanted)
-        parts += peering, Losing(run.crew, run.votes, run.catch_up, peering)
+        parts += peering, Losing(run.crew, run.votes, peering)
     if feed is not None:
         from .feeding import Feeding  # only the caller of a session has it
 

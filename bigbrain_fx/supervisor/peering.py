@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from .catch_up import CatchUp
 from .crew import Crew
 from .judging import Death, Stop
 from .policies import Acts
@@ -158,8 +157,8 @@ class Losing:
         since: the generation of the newest loss; -1: there was none.
     """
 
-    def __init__(self, crew: Crew, votes: Votes, catch_up: CatchUp, peering: Peering) -> None:
-        self.crew, self.votes, self.catch_up, self.peering = crew, votes, catch_up, peering
+    def __init__(self, crew: Crew, votes: Votes, peering: Peering) -> None:
+        self.crew, self.votes, self.peering = crew, votes, peering
         self.planned: list[list[str]] = []
         self.since = -1
 
@@ -204,13 +203,13 @@ class Losing:
 
     def _forget(self, lost: Collection[str]) -> None:
         """End the processes of lost devices; all others vote again, and nobody waits for these."""
-        crew, ways = self.crew, self.catch_up.ways
+        crew = self.crew
         for member in [m for m in crew.at_work() if m.device in lost]:
             crew.recall_one(member)
         crew.devices = tuple(name for name in crew.devices if name not in lost)
         self.votes.devices -= set(lost)
         self.votes.votes.clear()
-        self.catch_up.ways = {name: way for name, way in ways.items() if name not in lost}
+        crew.policies.ask("forget_devices", lost)
 
     def why_not(self, stop: Stop) -> str:
         """Say, where a run was to go on without replicas, why none can be left out."""

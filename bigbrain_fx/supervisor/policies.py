@@ -1,6 +1,6 @@
 """Optional parts of a run: each has methods of the names that a supervisor calls.
 
-    watch       Watch, and LogLoss: `split --with watch`
+    watch       Watch and LogLoss, and CatchUp: `split --with watch`
     suspicion   Suspicion: `--suspect`
     peering     Peering, and in losing Losing: replicas
     feeding     Feeding: sessions
@@ -13,6 +13,9 @@ methods:
     is_locked(now)            all devices wait for each other
     limits(host), left_bytes(), mind(snapshots, left)     of memory
     greet(member), ignores(member)     a process begins to speak; what it says does not count
+    hears(member, now), beats(member, n, waiting, now)     it has said something; how far it is
+    connected(member, now), has_finished(member)     it runs steps from now on, or no more
+    falls_back(device, done, start, now), all_begin(now), has_done(member, step, now), is_behind()
     hear_end(member), meant(code, now)     a process has ended; that was for want of memory
     take_over(device), orders(), meet(members)     what a dead one's replacement, and all, are told
     has_states(), starts_over(), lacks_snapshot()     the state of a dead device is with others
@@ -21,6 +24,7 @@ methods:
     move(now)                 the end of a run is nearer
     when_clean(step, act)     what is kept of the steps before `step` has to wait for it
     can_leave_out(device), leave_out(death, reason), why_not(stop), is_of_before(member)
+    forget_devices(lost)      devices that the run goes on without
     report_end(), close()
 """
 

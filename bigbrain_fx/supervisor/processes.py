@@ -19,48 +19,10 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from .pipe import Ears, Orders
 from .policies import IS_WATCHED
-from .protocol import LastWord, Wait
+from .protocol import LastWord
 
 if TYPE_CHECKING:
     from .outliving import Outliving
-
-
-@dataclass
-class Pulse:
-    """Progress of a process; times are of a monotonic clock, in seconds.
-
-    Attributes:
-        heard: when it last said anything: a stopped process says nothing.
-        moved: when its main thread last began an instruction.
-        instruction: the number of that.
-        waits_for: what it waits for; None while it computes.
-        is_at_work: whether it runs steps: before and after that no progress is expected.
-        starved_s: how long it has had no processor, though ready to run, since it moved.
-    """
-
-    heard: float
-    moved: float
-    instruction: int = -1
-    waits_for: Wait | None = None
-    is_at_work: bool = False
-    starved_s: float = 0.0
-
-    @property
-    def computes(self) -> bool:
-        """Whether it is up to this process alone that something happens."""
-        return self.is_at_work and self.waits_for is None
-
-    def beat(self, now: float, instruction: int, waits_for: Wait | None) -> None:
-        """Take note of a heartbeat."""
-        if instruction != self.instruction or waits_for != self.waits_for:
-            self.moved, self.starved_s = now, 0.0
-        self.heard, self.instruction, self.waits_for = now, instruction, waits_for
-
-    def excuse(self, seconds: float, now: float) -> None:
-        """Take no account of time in which it had no processor."""
-        self.starved_s += seconds
-        self.heard = min(now, self.heard + seconds)
-        self.moved = min(now, self.moved + seconds)
 
 
 LEAST_GAP_S = 0.5
@@ -286,6 +248,7 @@ class Member:
 
     Attributes:
         name: of the log; a spare keeps it when it becomes a device.
+        heard: when it last said anything: a stopped process says nothing.
         since: when it was started, or became a device.
         greeted: it has imported its program.
         device: what it is; None for a spare.
@@ -305,7 +268,7 @@ class Member:
     process: DeviceProcess
     line: socket.socket
     log: Path
-    pulse: Pulse
+    heard: float
     since: float
     orders: Orders
     ears: Ears

@@ -96,8 +96,7 @@ class Rendezvous:
     def hear_formed(self, member: Member, generation: int) -> bool:
         """Note that a device is connected; return whether it was the last."""
         member.formed = generation
-        member.pulse.is_at_work = not member.finished
-        member.pulse.moved, member.pulse.starved_s = self.crew.clock.now(), 0.0
+        self.crew.policies.ask("connected", member, self.crew.clock.now())
         if not self.all_formed() or self.broken_since is None:
             return False
         after_s, self.broken_since = self.crew.clock.now() - self.broken_since, None

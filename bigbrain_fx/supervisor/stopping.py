@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from .catch_up import ToldSteps
 from .crew import Crew
+from .job import OnStep
 from .processes import Member
 from .snapshots import Snapshots
 
@@ -106,6 +106,28 @@ def stopped_by_sigterm(supervisor: Stops) -> Iterator[None]:
         for kind, handler in before.items():
             if handler is not None:  # it is Python's to give back
                 signal.signal(kind, handler)
+
+
+class ToldSteps:
+    """Report steps, once each.
+
+    Args:
+        on_step: receives each as soon as its loss is known.
+
+    Attributes:
+        newest: the last that was reported; -1: none was.
+    """
+
+    def __init__(self, on_step: OnStep | None) -> None:
+        self.on_step = on_step
+        self.newest = -1
+
+    def tell(self, step: int, loss: float, step_s: float) -> None:
+        """Report a step, if it was not reported before."""
+        if step > self.newest:
+            self.newest = step
+            if self.on_step is not None:
+                self.on_step(step, loss, step_s)
 
 
 class Ending:

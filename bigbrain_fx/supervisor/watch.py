@@ -6,7 +6,7 @@ Devices that wait for a hung one make no progress either; ending them would help
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .crew import Crew
@@ -15,8 +15,8 @@ from .host_memory import MemoryKills, available_bytes
 from .job import FailedError
 from .judging import Failure
 from .policies import Acts
-from .processes import END_S, LOG_BYTES, LOG_SHARERS, Member, Pulse
-from .protocol import BATCH
+from .processes import END_S, LOG_BYTES, LOG_SHARERS, Member
+from .protocol import BATCH, Wait, wait_of
 from .snapshots import Snapshots
 from .starving import Starves, starving_of
 from .stopping import Stopping
@@ -26,16 +26,56 @@ SLOW_SHARE = 0.25  # of the limit: a device this long within one instruction is 
 
 
 @dataclass
+class Pulse:
+    """Progress of a process; times are of a monotonic clock, in seconds.
+
+    Attributes:
+        heard: when it last said anything: a stopped process says nothing.
+        moved: when its main thread last began an instruction.
+        instruction: the number of that.
+        waits_for: what it waits for; None while it computes.
+        is_at_work: whether it runs steps: before and after that no progress is expected.
+        starved_s: how long it has had no processor, though ready to run, since it moved.
+    """
+
+    heard: float
+    moved: float
+    instruction: int = -1
+    waits_for: Wait | None = None
+    is_at_work: bool = False
+    starved_s: float = 0.0
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is up to this process alone that something happens."""
+        return self.is_at_work and self.waits_for is None
+
+    def beat(self, now: float, instruction: int, waits_for: Wait | None) -> None:
+        """Take note of a heartbeat."""
+        if instruction != self.instruction or waits_for != self.waits_for:
+            self.moved, self.starved_s = now, 0.0
+        self.heard, self.instruction, self.waits_for = now, instruction, waits_for
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """Take no account of time in which it had no processor."""
+        self.starved_s += seconds
+        self.heard = min(now, self.heard + seconds)
+        self.moved = min(now, self.moved + seconds)
+
+
+@dataclass
 class Watched:
     """Observations of one process.
 
     Attributes:
+        pulse: its progress.
         starving, starved_s: measures how long it had no processor; its last figure.
         excused: the instruction of which that was reported.
         warned: the instruction that was reported as slow.
         stopped_at: since when it is stopped, of one that has not greeted yet; None: it is not.
     """
 
+    pulse: Pulse
     starving: Starves
     starved_s: float = 0.0
     excused: int = -2
@@ -51,7 +91,7 @@ class Watch:
         self.looked = crew.clock.now()
         self.watched: dict[Member, Watched] = {}
         self.memory_kills = MemoryKills()
-        self.grace = Grace(crew, stopping)
+        self.grace = Grace(crew, stopping, self.pulse_of)
 
     def look(self, now: float) -> None:
         """End what hangs, and report what is slow, or has no processor.
@@ -59,9 +99,7 @@ class Watch:
         Raises:
             FailedError: a device's process was ended, and is still there.
         """
-        known = self.watched
-        members = self.crew.members
-        self.watched = {m: known.get(m) or Watched(starving_of(m.process)) for m in members}
+        self.watched = {member: self._seen(member) for member in self.crew.members}
         starved_s = self._excuse_starved(now)
         self._end_hung(now)
         self._end_stopped(now)
@@ -71,9 +109,36 @@ class Watch:
         self.memory_kills.look(now)
         self.grace.wait_longer(starved_s, now)
 
+    def _seen(self, member: Member) -> Watched:
+        if member not in self.watched:
+            pulse = Pulse(member.heard, member.heard)
+            self.watched[member] = Watched(pulse, starving_of(member.process))
+        return self.watched[member]
+
+    def pulse_of(self, member: Member) -> Pulse:
+        """Return the progress of a process."""
+        return self._seen(member).pulse
+
+    def hears(self, member: Member, now: float) -> None:
+        """Note that a process has said something."""
+        self.pulse_of(member).heard = now
+
+    def beats(self, member: Member, n: int, waiting: Sequence[str] | None, now: float) -> None:
+        """Take note of a heartbeat: at which instruction a process is, and what it waits for."""
+        self.pulse_of(member).beat(now, n, wait_of(waiting) if waiting else None)
+
+    def connected(self, member: Member, now: float) -> None:
+        """Note that a device runs steps from now on."""
+        pulse = self.pulse_of(member)
+        pulse.is_at_work, pulse.moved, pulse.starved_s = not member.finished, now, 0.0
+
+    def has_finished(self, member: Member) -> None:
+        """Note that a device runs no steps any more."""
+        self.pulse_of(member).is_at_work = False
+
     def is_locked(self, now: float) -> bool:
         """Return whether all devices wait for each other."""
-        pulses = {str(m.device): m.pulse for m in self.crew.at_work()}
+        pulses = {str(m.device): self.pulse_of(m) for m in self.crew.at_work()}
         return locked(pulses, now, self.crew.job.hang_s)
 
     def meant(self, code: int, now: float) -> bool:
@@ -128,7 +193,7 @@ class Watch:
     def _excuse(self, member: Member, seen: Watched, now: float) -> float:
         """Give one process its time, and report each such instruction once."""
         before, seen.starved_s = seen.starved_s, seen.starving.look()
-        seconds, pulse = seen.starved_s - before, member.pulse
+        seconds, pulse = seen.starved_s - before, seen.pulse
         member.since = min(now, member.since + seconds)
         pulse.excuse(seconds, now)
         self._see_stopped(member, seen, now)
@@ -153,7 +218,7 @@ class Watch:
 
     def _end_hung(self, now: float) -> None:
         greeted = {m.name: m for m in self.crew.members if m.greeted}
-        pulses = {name: member.pulse for name, member in greeted.items()}
+        pulses = {name: self.pulse_of(member) for name, member in greeted.items()}
         limit_s = self.crew.job.hang_s
         for name in hung(pulses, now, max(limit_s, LEAVE_S) if self.crew.ending else limit_s):
             self._end(greeted[name], now)
@@ -161,7 +226,7 @@ class Watch:
     def _report_slow(self, now: float) -> None:
         """Report each slow instruction once."""
         members = {str(m.device): m for m in self.crew.at_work()}
-        pulses = {name: member.pulse for name, member in members.items()}
+        pulses = {name: self.pulse_of(member) for name, member in members.items()}
         for name in slow(pulses, now, self.crew.job.hang_s):
             seen, pulse = self.watched[members[name]], pulses[name]
             if seen.warned != pulse.instruction:
@@ -178,7 +243,8 @@ class Watch:
         """End a process, once; that it has ended is then heard as of any other."""
         if member.ended_at is not None:
             return
-        seconds = now - min(member.pulse.heard, member.pulse.moved)
+        pulse = self.pulse_of(member)
+        seconds = now - min(pulse.heard, pulse.moved)
         name = member.device or member.name
         self.crew.report("hang", device=name, seconds=seconds)
         member.kill()

@@ -11,7 +11,7 @@ from bigbrain_fx.supervisor.stopping import Stopping
 
 def asked_at(time: float | None) -> Grace:
     crew: Any = SimpleNamespace(job=SimpleNamespace(grace_s=None))
-    return Grace(cast("Any", crew), Stopping(time))
+    return Grace(cast("Any", crew), Stopping(time), cast("Any", None))
 
 
 def test_the_grace_covers_the_steps_of_the_run() -> None:

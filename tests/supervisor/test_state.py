@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
+from bigbrain_fx.supervisor.catch_up import CatchUp
 from bigbrain_fx.supervisor.snapshots import SnapshotCost, Snapshots
 from bigbrain_fx.supervisor.votes import Decision, Votes
 from bigbrain_fx.supervisor.watch import LogLoss
@@ -32,20 +32,20 @@ def test_a_vote_decides_when_all_have_voted_and_is_new_once() -> None:
 
 def test_a_device_catches_up_with_the_farthest_that_it_ever_was() -> None:
     behind = CatchUp()
-    behind.fall_back("a", done=5, start=2, now=1.0)
-    behind.fall_back("a", done=3, start=4, now=2.0)  # its replacement died, too
+    behind.falls_back("a", done=5, start=2, now=1.0)
+    behind.falls_back("a", done=3, start=4, now=2.0)  # its replacement died, too
     assert behind.reach("a", 5, 3.0) is None
     assert behind.reach("b", 9, 3.0) is None
-    assert behind.reach("a", 6, 4.0) == CaughtUp("a", 6, 3.0, 2)
-    assert not behind
+    assert behind.reach("a", 6, 4.0) == {"device": "a", "step": 6, "after_s": 3.0, "steps": 2}
+    assert not behind.is_behind()
 
 
 def test_a_device_with_nothing_to_do_again_has_caught_up_at_once() -> None:
     behind = CatchUp()
-    behind.fall_back("a", done=1, start=2, now=1.0)
-    behind.fall_back("b", done=2, start=2, now=1.0)
-    assert behind.reach_start(2.0) == [CaughtUp("a", 2, 1.0, 0)]
-    assert behind
+    behind.falls_back("a", done=1, start=2, now=1.0)
+    behind.falls_back("b", done=2, start=2, now=1.0)
+    behind.all_begin(2.0)
+    assert [*behind.ways] == ["b"]
 
 
 def test_dropped_messages_matter_until_a_later_snapshot() -> None:

@@ -14,7 +14,6 @@ import pytest
 from bigbrain_fx.supervisor import Death, FailedError, status
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
-from bigbrain_fx.supervisor.processes import Pulse
 from bigbrain_fx.supervisor.protocol import Wait
 from bigbrain_fx.supervisor.snapshots import (
     SnapshotCost,
@@ -23,7 +22,7 @@ from bigbrain_fx.supervisor.snapshots import (
     common,
     interval,
 )
-from bigbrain_fx.supervisor.watch import Watch, hung, locked, slow
+from bigbrain_fx.supervisor.watch import Pulse, Watch, hung, locked, slow
 
 GIB = 2**30
 

@@ -161,7 +161,7 @@ PARTS = (
         "a watch over processes and memory",
         lambda b: {"watch", "hosts"} & {*b.extras},
         (),
-        ("aside", "host_memory", "outliving", "watch"),
+        ("aside", "catch_up", "host_memory", "outliving", "watch"),
         is_in_device=False,
     ),
     Part(

@@ -5,11 +5,15 @@ supervisor ── give ──▶ queue, of a bounded length ──▶ a thread �
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import IO, TypeVar
+
+from .console import Console
 
 Told = TypeVar("Told")
 
@@ -95,3 +99,38 @@ class Aside:
             if not isinstance(error, OSError):
                 self._error = error
             self._changed.notify_all()
+
+
+class AsideConsole(Console):
+    """Lines to one of this process's streams, written in a thread; those that wait too long go."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        super().__init__(stream)
+        self.aside = Aside()
+
+    def say(self, line: str) -> None:
+        """Let a line be written soon."""
+        self.aside.give(lambda: _write(self.stream, f"{line}\n"))
+
+    def close(self) -> int:
+        """Wait for what was said, though not for ever; return how many lines were not written."""
+        self.aside.close()
+        return self.aside.dropped
+
+
+def _write(stream: IO[str] | None, text: str) -> None:
+    """Write past Python's own buffer: at its end Python would wait for a reader that is stopped."""
+    if stream is None:
+        return
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError):  # no file of the system: a test's, or a notebook's
+        stream.write(text)
+        stream.flush()
+        return
+    rest = text.encode(errors="replace")
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # whoever started us has set it so
+            select.select([], [fd], [])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import parser_of, require_parts
-from .console import Console, hold_streams
+from .console import Console, console_of, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep
@@ -117,7 +117,7 @@ def _require(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 def _run(job: Job, head: Head | None, events: Path | None, as_json: bool) -> int:
     """Run a job and tell of it; nobody who reads that, or does not, changes the run."""
     try:
-        out, err = Console(sys.stdout), Console(sys.stderr)
+        out, err = console_of(sys.stdout), console_of(sys.stderr)
     except RuntimeError as error:  # each has a thread
         sys.stderr.write(f"error[BX6905]: {error}: {THREADS}\n")
         return 1

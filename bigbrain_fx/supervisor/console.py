@@ -3,79 +3,43 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from .policies import IS_WATCHED
 
-if TYPE_CHECKING:
-    from .aside import Aside
-
-
-class AtOnce:
-    """Make calls as they come: a reader that is stopped holds the run up; see `aside`."""
-
-    dropped = 0
-
-    def give(self, call: Callable[[], object]) -> None:
-        """Make a call; what nobody reads is lost."""
-        try:
-            call()
-        except OSError:
-            self.dropped += 1
-
-    def close(self) -> None:
-        """Nothing waits."""
-
-
-def _aside() -> Aside | AtOnce:
-    if not IS_WATCHED:
-        return AtOnce()
-    from .aside import Aside  # only bundles of --with watch have it
-
-    return Aside()
-
 
 class Console:
-    """Lines to one of this process's streams, written aside where a bundle can.
+    """Lines to one of this process's streams, as they come; `aside` has one that nobody holds up.
 
     Args:
         stream: `sys.stdout` or `sys.stderr`; None, as Python has it where it is closed, takes all.
     """
 
-    def __init__(self, stream: IO[str] | None, aside: Aside | AtOnce | None = None) -> None:
-        self.stream = stream
-        self.aside = aside or _aside()
+    def __init__(self, stream: IO[str] | None) -> None:
+        self.stream, self.dropped = stream, 0
 
     def say(self, line: str) -> None:
-        """Let a line be written soon."""
-        self.aside.give(lambda: _write(self.stream, f"{line}\n"))
+        """Write a line past Python's own buffer, which its end would flush; else it is lost."""
+        try:
+            if self.stream is not None:
+                os.write(self.stream.fileno(), f"{line}\n".encode(errors="replace"))
+        except OSError:
+            self.dropped += 1
 
     def close(self) -> int:
-        """Wait for what was said, though not for ever; return how many lines were not written."""
-        self.aside.close()
-        return self.aside.dropped
+        """Return how many lines were not written."""
+        return self.dropped
 
 
-def _write(stream: IO[str] | None, text: str) -> None:
-    """Write past Python's own buffer: at its end Python would wait for a reader that is stopped."""
-    if stream is None:
-        return
-    try:
-        fd = stream.fileno()
-    except (OSError, ValueError):  # no file of the system: a test's, or a notebook's
-        stream.write(text)
-        stream.flush()
-        return
-    rest = text.encode(errors="replace")
-    while rest:
-        try:
-            rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # whoever started us has set it so
-            select.select([], [fd], [])
+def console_of(stream: IO[str] | None) -> Console:
+    """Return the console of a stream, which writes aside where a bundle can."""
+    if not IS_WATCHED:
+        return Console(stream)
+    from .aside import AsideConsole  # only bundles of --with watch have it
+
+    return AsideConsole(stream)
 
 
 def warn(text: str) -> None:

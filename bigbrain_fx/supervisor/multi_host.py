@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .console import Console
+from .console import console_of
 from .hosts import LAST_COMMIT_S, Agent, admit, start_on
 from .judging import BAD_INPUT
 from .limits import headline, require_limit, with_remedy
@@ -157,7 +157,7 @@ def _join(
     with stopped_by_sigterm(agent):
         code = agent.run(options.host)
     if code:
-        err = Console(sys.stderr)
+        err = console_of(sys.stderr)
         err.say(f"error[BX6904]: the run has ended with exit code {code}: the first host says why")
         err.close()
     return code

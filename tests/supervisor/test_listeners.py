@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.supervisor import EventLog
-from bigbrain_fx.supervisor.aside import Aside
-from bigbrain_fx.supervisor.console import AtOnce, Console
+from bigbrain_fx.supervisor.aside import Aside, AsideConsole
+from bigbrain_fx.supervisor.console import Console
 from tests.supervisor.test_failing_lines import LIMIT_S, until
 
 NOT_READ = 200  # lines
@@ -49,12 +49,11 @@ def test_a_listener_that_is_gone_is_not_called_again_and_an_error_comes_out() ->
 def test_a_console_whose_reader_is_stopped_does_not_hold_up_the_end() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", 0) as there, os.fdopen(writer, "w") as stream:
-        console = Console(stream)
+        console = AsideConsole(stream)
         start = time.monotonic()
         for _ in range(NOT_READ):
             console.say("x" * 10_000)
         assert time.monotonic() - start < 5.0
-        assert isinstance(console.aside, Aside)
         console.aside.close(0.1)
         assert 0 < console.aside.dropped < NOT_READ
         there.read(1 << 20)
@@ -64,10 +63,10 @@ def test_a_console_whose_reader_is_gone_and_one_that_is_closed() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
-        console = Console(stream)
+        console = AsideConsole(stream)
         console.say("x")
         assert console.close() == 1
-    console = Console(None)
+    console = AsideConsole(None)
     console.say("x")
     assert console.close() == 0
 
@@ -112,6 +111,6 @@ def test_lines_that_are_written_at_once_are_lost_where_nobody_reads() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
-        console = Console(stream, AtOnce())
+        console = Console(stream)
         console.say("x")
         assert console.close() == 1

@@ -54,9 +54,7 @@ def note_code(error: BaseException) -> None:
 
 
 SHORT = 71  # exit code where the system gives no thread or no memory: EX_OSERR of sysexits.h
-TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR
 THREADS = "raise the limit of processes and threads (`ulimit -u`; in a container its pids limit)"
-LENGTH = "raise `ulimit -f`, the size that files may have here"
 # Python's threading, and a std::thread of gloo or autograd, whose error has no other type or text.
 OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 HELD_S = 10.0
@@ -91,15 +89,12 @@ def remedy_of(error: BaseException) -> str | None:
     """Return what raises the limit that has caused an error, or its cause; None: it is of none."""
     if isinstance(error, RuntimeError) and str(error) in OF_THREADS:
         return THREADS
-    if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return LENGTH
     return None if error.__cause__ is None else remedy_of(error.__cause__)
 
 
 def code_of(error: BaseException) -> int | None:
     """Return the exit code for an error that a limit has caused; None: it is of none."""
-    remedy = remedy_of(error)
-    return None if remedy is None else TOO_LONG if remedy == LENGTH else SHORT
+    return None if remedy_of(error) is None else SHORT
 
 
 def told(error: BaseException) -> str:

@@ -54,17 +54,6 @@ def hold_streams() -> None:
     Else the next file that is opened would have its number, and take what is meant for it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is not None:
-            continue
-        with suppress(OSError):
-            if not _is_open(number):
-                os.dup2(os.open(os.devnull, os.O_RDWR), number)
-        setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # it stays
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
+        if getattr(sys, name) is None:  # the lowest number that is free is this stream's
+            nothing = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(nothing, "w" if number else "r"))  # noqa: SIM115  # it stays

@@ -10,14 +10,11 @@ from .coded import CodedError
 
 THREADS = "raise the limit of processes and threads (`ulimit -u`; in a container its pids limit)"
 NO_THREAD = "can't start new thread"  # of Python's threading
-NO_FOLDER = "No usable temporary directory"  # of Python's tempfile
-FOLDER = "let TMPDIR name a folder that files can be written in, and raise `ulimit -f` if it is 0"
 ABORTED = "terminate called"  # what libstdc++ says where a library cannot start a thread, or worse
 REMEDIES = {
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "the host has as many open files as it may have (`sysctl fs.file-max`)",
     errno.EAGAIN: THREADS,
-    errno.EFBIG: "raise `ulimit -f`, the size that files may have here",
     errno.ENOMEM: "free memory, or raise the limit (`ulimit -v`)",
 }
 
@@ -32,8 +29,6 @@ def remedy_of(error: BaseException) -> str | None:
     """Return what raises the limit that an error is of; None: it is of none."""
     if isinstance(error, RuntimeError):
         return THREADS if str(error) == NO_THREAD else None
-    if isinstance(error, FileNotFoundError) and NO_FOLDER in str(error):
-        return FOLDER
     return REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
 
 

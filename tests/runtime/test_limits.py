@@ -21,10 +21,8 @@ from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
 from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.control import Control, said
 from bigbrain_fx.runtime.limits import (
-    LENGTH,
     SHORT,
     THREADS,
-    TOO_LONG,
     code_of,
     headline,
     remedy_of,
@@ -54,7 +52,6 @@ def chained() -> PeerLostError:
 CASES = (
     (NO_THREAD, THREADS, SHORT),
     (chained(), THREADS, SHORT),
-    (OSError(errno.EFBIG, "File too large"), LENGTH, TOO_LONG),
     (BlockingIOError(errno.EAGAIN, "a pipe that must not wait"), None, None),
     (FileNotFoundError(2, "No such file or directory"), None, None),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None, None),

@@ -1,6 +1,6 @@
 """Devices that repeat the steps of dead processes: bundles of `split --with watch` have this file.
 
-An event says when each is where its dead process was; until then no standby worker is started.
+An event says when each is where its dead process was.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ class CatchUp:
         self.crew = crew
         self.ways: dict[str, _Lag] = {}
 
-    def is_behind(self) -> bool:
-        """Whether any device is."""
-        return bool(self.ways)
-
     def falls_back(self, device: str, done: int, start: int, now: float) -> None:
         """Note a death.
 
@@ -57,9 +53,9 @@ class CatchUp:
         for name, way in list(self.ways.items()):
             self._report(self.reach(name, way.start, now))
 
-    def has_done(self, member: Member, step: int, now: float) -> bool:
-        """Note that a device has done a step; return whether it has caught up by that."""
-        return self._report(self.reach(str(member.device), step + 1, now))
+    def has_done(self, member: Member, step: int, now: float) -> None:
+        """Note that a device has done a step."""
+        self._report(self.reach(str(member.device), step + 1, now))
 
     def reach(self, device: str, step: int, now: float) -> dict[str, Any] | None:
         """Note that a device is before `step`; return the event, None: it is behind, or never was.
@@ -74,10 +70,9 @@ class CatchUp:
         steps = max(way.goal - way.start, 0)
         return {"device": device, "step": way.goal, "after_s": now - way.since, "steps": steps}
 
-    def _report(self, found: dict[str, Any] | None) -> bool:
+    def _report(self, found: dict[str, Any] | None) -> None:
         if found is not None and self.crew is not None:
             self.crew.report("caught_up", **found)
-        return found is not None
 
     def forget_devices(self, lost: Collection[str]) -> None:
         """Note devices that the run goes on without."""

@@ -73,6 +73,7 @@ class Supervisor:
         self.posting = Posting(self.crew, self.votes)
         self.snapshotting = Snapshotting(self.crew, self.snapshots, self.votes)
         self.restarts = 0
+        self.behind: dict[str, int] = {}  # devices that repeat steps -> the first that is new
         self.acts = self._acts()
 
     def _acts(self) -> dict[str, Callable[..., object]]:
@@ -207,8 +208,8 @@ class Supervisor:
 
     def _fill_spares(self) -> None:
         """Start spares, if nobody needs the processors for something more urgent."""
-        is_busy = self.crew.ending or self.stopping.asked
-        if not (is_busy or self.policies.any("is_behind")):
+        is_behind = not self.behind.keys().isdisjoint(self.crew.devices)
+        if not (is_behind or self.crew.ending or self.stopping.asked):
             self.spares.fill()
 
     def _ended(self, member: Member, code: int) -> None:
@@ -237,6 +238,7 @@ class Supervisor:
         self.restarts += 1
         self.snapshots.fall_back(device)
         self.policies.ask("take_over", device)
+        self.behind[device] = max(dead.done + 1, self.behind.get(device, 0))
         self.policies.ask("falls_back", device, dead.done, self.snapshots.start, now)
         self.policies.ask("move", now)
         self._next_generation()
@@ -333,6 +335,8 @@ class Supervisor:
     def _hear_formed(self, member: Member, generation: int) -> None:
         if self.rendezvous.hear_formed(member, generation):
             self.policies.ask("all_begin", self.crew.clock.now())
+            start = self.snapshots.start
+            self.behind = {name: step for name, step in self.behind.items() if step > start}
             self._fill_spares()
 
     def _hear_vote(
@@ -355,7 +359,9 @@ class Supervisor:
         member.step = max(member.step, step)
         self.policies.ask("step_took", step_s, self.crew.clock.now())
         self.judge.born(member.device)
-        if self.policies.any("has_done", member, step, self.crew.clock.now()):
+        self.policies.ask("has_done", member, step, self.crew.clock.now())
+        if step + 1 >= self.behind.get(member.device, step + 2):
+            del self.behind[member.device]
             self._fill_spares()
         if loss is not None:
             self.told.tell(step, loss, step_s)

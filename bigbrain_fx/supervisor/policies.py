@@ -15,7 +15,7 @@ methods:
     greet(member), ignores(member)     a process begins to speak; what it says does not count
     hears(member, now), beats(member, n, waiting, now)     it has said something; how far it is
     connected(member, now), has_finished(member)     it runs steps from now on, or no more
-    falls_back(device, done, start, now), all_begin(now), has_done(member, step, now), is_behind()
+    falls_back(device, done, start, now), all_begin(now), has_done(member, step, now)
     hear_end(member), meant(code, now)     a process has ended; that was for want of memory
     take_over(device), orders(), meet(members)     what a dead one's replacement, and all, are told
     has_states(), starts_over(), lacks_snapshot()     the state of a dead device is with others

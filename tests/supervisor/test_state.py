@@ -37,7 +37,7 @@ def test_a_device_catches_up_with_the_farthest_that_it_ever_was() -> None:
     assert behind.reach("a", 5, 3.0) is None
     assert behind.reach("b", 9, 3.0) is None
     assert behind.reach("a", 6, 4.0) == {"device": "a", "step": 6, "after_s": 3.0, "steps": 2}
-    assert not behind.is_behind()
+    assert not behind.ways
 
 
 def test_a_device_with_nothing_to_do_again_has_caught_up_at_once() -> None:

@@ -155,7 +155,7 @@ if TYPE_CHECKING:
     from .plain import load_optimizer as load_optimizer
     from .plain_values import UnkeptError as UnkeptError, Values as Values
     from .planned_infer import InferenceDevice as InferenceDevice
-    from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
+    from .promises import MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
     from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
     from .rendezvous import (

@@ -14,13 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .coded import CodedError
+from .coded import MisuseError
 
 MAX_DIMS = 16
-
-
-class LayoutError(CodedError, ValueError):
-    """Report a tensor that a channel cannot carry as it is laid out."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Layout:
         dims = len(self.shape)
         if dims > MAX_DIMS:
             said = f"a tensor of {dims} dimensions cannot be sent; {MAX_DIMS} is the most"
-            raise LayoutError(said, code="BX5008")
+            raise MisuseError(said, code="BX5008")
         pad = (0,) * (MAX_DIMS - dims)
         return torch.tensor((dims, *self.shape, *pad, *self.strides, *pad), dtype=torch.int64)
 
@@ -87,7 +83,7 @@ def is_dense(tensor: Tensor) -> bool:
 def pack(tensor: Tensor, layout: Layout) -> Tensor:
     """Return the elements to send as one dense 1-d tensor, without a copy where possible."""
     if Layout.of(tensor) != layout:
-        raise LayoutError(f"expected {layout}, found {Layout.of(tensor)}", code="BX5207")
+        raise MisuseError(f"expected {layout}, found {Layout.of(tensor)}", code="BX5207")
     if layout.is_dense:
         return tensor.as_strided((layout.numel,), (1,))
     return stored(tensor, layout).reshape(-1).contiguous()  # 1-d, it may still have gaps

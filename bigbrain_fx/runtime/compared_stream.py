@@ -40,10 +40,6 @@ class Subject(NamedTuple):
         return after if self.of else f"the batch of step {self.step}"
 
 
-class CopiesError(InputError, RuntimeError):
-    """Report that devices hold other numbers of one weight, which each of them updates."""
-
-
 def require_same(what: Subject, mine: str, first: str) -> None:
     """Refuse what is another one than what somebody has said before.
 
@@ -54,7 +50,7 @@ def require_same(what: Subject, mine: str, first: str) -> None:
 
     Raises:
         BatchError: the digests of a batch differ.
-        CopiesError: those of weights do.
+        InputError: those of weights do.
     """
     device, digest = mine.split(" ", 1)
     other, seen = first.split(" ", 1)
@@ -63,7 +59,7 @@ def require_same(what: Subject, mine: str, first: str) -> None:
     whose = f"before {device} was replaced" if device == other else "between devices"
     differs = f"{whose}: {other} has {seen}, {device} has {digest}"
     if what.of:
-        raise CopiesError(
+        raise InputError(
             f"{what} differ {differs}: their processors round otherwise, and what each computes "
             "for itself drifts apart. Split again so that one computes it and the others are sent "
             "it: replicas with --zero 1, a tensor group of devices of one host, stages that share "

@@ -35,7 +35,7 @@ def require_equal_copies(device: CheckedDevice) -> None:
     Not where weights lie in a store, or steps run into each other.
 
     Raises:
-        CopiesError: another device holds other numbers; under a supervisor the end of the step
+        InputError: another device holds other numbers; under a supervisor the end of the step
             raises it.
     """
     done = device.step + 1

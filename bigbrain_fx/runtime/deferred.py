@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .coded import MisuseError
 from .compared_stream import AgreeingTransport
 from .data import Stream
-from .deferred_layers import DeferredError, Tap, WaitingTap, made, tapping, tensors_of, waiting_tap
+from .deferred_layers import Tap, WaitingTap, made, tapping, tensors_of, waiting_tap
 from .device import Device
 from .finite import NotFiniteError
 from .gradients import gradients
@@ -90,7 +91,7 @@ class DeferringDevice(Device):
 
         def checked(gradient: Tensor | None) -> Tensor | None:
             if gradient is not None and id(parameter) in self._tapped:
-                raise DeferredError(
+                raise MisuseError(
                     f"stage {self._backward_of}: a layer's gradient of {name} waits, but something "
                     "else of the stage uses it too: leave the stage out of "
                     "--delay-weight-gradients",
@@ -104,12 +105,12 @@ class DeferringDevice(Device):
         """Make the gradients of weights that a stage's backward has left out; add them up.
 
         Raises:
-            DeferredError: none wait: its backward has not run, or they are made already.
+            MisuseError: none wait: its backward has not run, or they are made already.
             NotFiniteError: one is not finite, and the policy is to stop.
         """
         waiting = self._waiting.pop((stage, micro), None)
         if waiting is None:
-            raise DeferredError(
+            raise MisuseError(
                 f"stage {stage}, micro-batch {micro}: no gradients of weights wait", code="BX5032"
             )
         names = {id(parameter): name for name, parameter in self.parameters.items()}
@@ -135,11 +136,11 @@ class DeferringDevice(Device):
         """Update the parameters.
 
         Raises:
-            DeferredError: a gradient still waits; nothing is updated.
+            MisuseError: a gradient still waits; nothing is updated.
         """
         if self._waiting:
             stage, micro = min(self._waiting)
-            raise DeferredError(
+            raise MisuseError(
                 f"stage {stage}, micro-batch {micro}: gradients of weights still wait at the "
                 f"optimizer's step: step_once lacks weights_{stage}",
                 code="BX5034",

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from .coded import CodedError
+from .coded import MisuseError
 
 Make: TypeAlias = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
 """(input of a layer, gradient of its output) -> gradients of its weight and its bias."""
@@ -222,10 +222,6 @@ ConvTranspose2d = _waiting(nn.ConvTranspose2d, "conv_transpose2d")
 ConvTranspose3d = _waiting(nn.ConvTranspose3d, "conv_transpose3d")
 
 
-class DeferredError(CodedError, RuntimeError):
-    """Report a gradient that waits and cannot be made as an undivided backward would make it."""
-
-
 @dataclass(frozen=True)
 class WaitingTap:
     """A tap whose output's gradient is known; it holds nothing of autograd's graph."""
@@ -243,7 +239,7 @@ class WaitingTap:
         """Yield the gradients of weight and bias.
 
         Raises:
-            DeferredError: what they are made of was written meanwhile.
+            MisuseError: what they are made of was written meanwhile.
         """
         weight, bias = self._made()
         yield self.weight, weight
@@ -254,7 +250,7 @@ class WaitingTap:
         if self.gradient is None:
             return None, None
         if (self.x._version, self.gradient._version) != self.versions:
-            raise DeferredError(
+            raise MisuseError(
                 "the input of a layer whose weight's gradient waits was written in place after the "
                 "layer read it: write into a copy, or leave the stage out of "
                 "--delay-weight-gradients",

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-class NoGpuError(InputError, RuntimeError):
-    """Report a plan for more GPUs than this host has."""
-
-
 class NcclTransport(NetworkTransport):
     """Send and receive over nccl, between GPUs of their own.
 
@@ -133,14 +129,14 @@ def require_own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> None:
     """Refuse before anything is connected: torch's own words for it are its frames.
 
     Raises:
-        NoGpuError: this process's GPU is not there.
+        InputError: this process's GPU is not there.
     """
     number = own_gpu(kinds, rank, local_rank)
     found = _gpus()
     if number < found:
         return
     built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
-    raise NoGpuError(
+    raise InputError(
         f"this plan wants a GPU number {number} on this host, which has {found} GPUs{built}: "
         "--in-process computes it on the CPU; or split for what `bigbrain-fx doctor` finds here"
         + (f"; or set {SHARE_GPUS}=1: processes share a GPU then, over gloo" if found else ""),

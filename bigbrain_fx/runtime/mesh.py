@@ -25,12 +25,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from .channel import Channel, Layout
 from .checksum import WORD, hashed
+from .coded import InputError
 from .gloo import ChannelEnd
 from .limits import remedy_of, require_threads
 from .network import Background, NetworkTransport
 from .packets import SpoiledError
 from .peers import PeerLostError
-from .rendezvous import MESH_THREADS, NoAddressError
+from .rendezvous import MESH_THREADS
 
 if TYPE_CHECKING:
     from .control import Control
@@ -258,7 +259,7 @@ def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # 
         if kind != "interface" or remedy_of(error) is not None:
             raise
         there = ", ".join(name for _, name in socket.if_nameindex())
-        raise NoAddressError(
+        raise InputError(
             f"processes connect by the interface {name!r} (GLOO_SOCKET_IFNAME, else lo), which is "
             f"down, has no address, or is none of this host's ({there}): bring it up (`ip link set "
             "lo up` as root), or name the one by which the other hosts are reached; or train in "

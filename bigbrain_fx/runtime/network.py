@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .channel import Channel, Layout, LayoutError, pack as pack_as_is, stored
+from .channel import Channel, Layout, pack as pack_as_is, stored
+from .coded import MisuseError
 from .compared_stream import Subject, require_same
 from .gloo import ChannelEnd, GlooTransport
 from .peers import LateMessageError, PeerLostError
@@ -35,7 +36,7 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     `layout` is the channel's; a tensor of other strides is first copied into it.
 
     Raises:
-        LayoutError: the channel's layout repeats elements that differ in this tensor.
+        MisuseError: the channel's layout repeats elements that differ in this tensor.
     """
     tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
     if Layout.of(tensor) == layout:
@@ -64,7 +65,7 @@ def _require_room(tensor: Tensor, layout: Layout) -> None:
         for planned, step, size in zip(layout.strides, tensor.stride(), layout.shape, strict=True)
     )
     if repeated or (layout.numel > 0 and not layout.is_dense and _overlaps(layout)):
-        raise LayoutError(
+        raise MisuseError(
             f"the first message had strides {layout.strides}, which repeat elements; "
             f"this one has {tuple(tensor.stride())}: make the value contiguous in the model",
             code="BX5010",

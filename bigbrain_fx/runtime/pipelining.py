@@ -29,14 +29,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
 
 from .channel import Channel
-from .coded import CodedError
+from .coded import MisuseError
 from .device import Device
 from .promises import making_again
 from .recompute import Twice
-
-
-class ChainError(CodedError, ValueError):
-    """Report a bundle that torch's PipelineStage cannot run."""
 
 
 def as_pipeline_stage(
@@ -60,7 +56,7 @@ def as_pipeline_stage(
         group: the processes; the default group if None.
 
     Raises:
-        ChainError: the bundle is no chain with one stage per device, or trains no loss at its end.
+        MisuseError: the bundle is no chain with one stage per device, or trains no loss at its end.
     """
     relay = Relay(devices, index).to(device)
     return PipelineStage(relay, index, len(devices), device, group=group)
@@ -237,17 +233,17 @@ def _crossing(channels: Sequence[Channel], border: int) -> tuple[str, ...]:
 
 def _require_chain(devices: Sequence[type[Device]]) -> None:
     if any(len(device.micros) > 1 for device in devices):
-        raise ChainError(
+        raise MisuseError(
             "PipelineStage runs one pipeline, but this bundle has replicas", code="BX5111"
         )
     stages = [tuple(device.stages) for device in devices]
     if stages != [(number,) for number in range(len(devices))]:
         held = "; ".join(f"{d.name} has {', '.join(map(str, d.stages))}" for d in devices)
-        raise ChainError(
+        raise MisuseError(
             f"PipelineStage needs one stage per device, in order, but {held}", code="BX5112"
         )
     if devices[-1].loss is None:
-        raise ChainError(
+        raise MisuseError(
             f"the last stage, on {devices[-1].name}, makes no loss to train on", code="BX5113"
         )
 

@@ -27,12 +27,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .coded import CodedError
+from .coded import MisuseError
 from .device import Device
-
-
-class AgainError(CodedError, RuntimeError):
-    """Report a value that cannot be recomputed as it was."""
 
 
 class Held(Protocol):
@@ -114,7 +110,7 @@ class _Kept:
 
     def tensor(self) -> Tensor:
         if self.value._version != self.version:
-            raise AgainError(
+            raise MisuseError(
                 "a value that its backward needs was written in place after it was read: write "
                 "into a copy, or leave out --activation-checkpointing",
                 code="BX5114",
@@ -135,7 +131,7 @@ class _Argument:
 
 def _argument(value: Any) -> Any:  # noqa: ANN401  # numbers and modules stay as they are
     if isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value):
-        raise AgainError(
+        raise MisuseError(
             "a list of tensors is no argument of again(...): give each by itself", code="BX5115"
         )
     if not isinstance(value, Tensor):
@@ -226,7 +222,7 @@ class _Made:
         with torch.enable_grad(), self.autocast(), hooks:
             result = self.function(*args)
         if len(found) != self.saved:
-            raise AgainError(
+            raise MisuseError(
                 f"{self.function} saved {self.saved} tensors when it first ran and {len(found)} "
                 "when it ran again: leave out --activation-checkpointing",
                 code="BX5116",
@@ -235,13 +231,13 @@ class _Made:
         if self.users > 0 and isinstance(result, Tensor):
             self.result = result.detach()
             if self.result.untyped_storage().nbytes() != self.nbytes:
-                raise AgainError(
+                raise MisuseError(
                     f"{self.function} gave another size when it ran again", code="BX5117"
                 )
 
 
 def _never(_: Any) -> Tensor:  # noqa: ANN401  # nothing is kept of a second run
-    raise AgainError("a gradient was asked for through a value that was made again", code="BX5118")
+    raise MisuseError("a gradient was asked for through a value that was made again", code="BX5118")
 
 
 @dataclass(frozen=True, slots=True)

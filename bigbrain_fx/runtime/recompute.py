@@ -22,13 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .coded import CodedError
+from .coded import MisuseError
 from .feature import Compute, Feature
 from .modules import owner_of
-
-
-class RecomputeError(CodedError, RuntimeError):
-    """Report a forward that cannot be run a second time; says why."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Twice:
         """Run forward; return the result, without its autograd graph, and what to run again with.
 
         Raises:
-            RecomputeError: the forward writes what it did not write when it first ran.
+            MisuseError: the forward writes what it did not write when it first ran.
         """
         copies: dict[str, Tensor] = {}
         with self.copying(copies):
@@ -139,7 +135,7 @@ class _Place:
 
 def _require_known(writes: set[str], known: frozenset[str]) -> None:
     if not writes <= known:
-        raise RecomputeError(
+        raise MisuseError(
             f"{', '.join(sorted(writes - known))}: written now, but not when this stage first ran, "
             "so it cannot run again: leave the stage out of `recompute`",
             code="BX5119",

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from .channel import Channel
-from .coded import InputError
 from .limits import SHARE_GPUS, require_threads
 from .network import NetworkTransport
 
@@ -43,10 +42,6 @@ LAUNCHERS = tuple(
 )
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
-
-
-class NoAddressError(InputError, RuntimeError):
-    """Report processes of several hosts without an address to meet at."""
 
 
 def transport_of(
@@ -177,7 +172,7 @@ def require_gpu(kinds: Sequence[str], rank: int) -> None:
     """Refuse before anything is connected: torch's own words for it are its frames.
 
     Raises:
-        NoGpuError: this process's GPU is not there.
+        InputError: this process's GPU is not there.
     """
     if kinds[rank] == "cuda":
         from .gpus import require_own_gpu  # only bundles with GPUs have it

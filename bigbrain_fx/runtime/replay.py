@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .channel import Channel, Layout
-from .coded import CodedError
+from .coded import MisuseError
 from .compared_stream import Subject, require_same
 from .control import Control, said
 from .mesh import MeshTransport, seal
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from .suspicion import Tape
 
 Connect = Callable[[int], MeshTransport]  # a generation's number -> its transport
-
-
-class LogError(CodedError, RuntimeError):
-    """Report that a message cannot be sent again."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +330,7 @@ class ReplayTransport:
     def _send_again(self, inner: MeshTransport, sent: _Sent) -> None:
         oldest = sent.next - len(sent.log)
         if sent.peer_next < oldest:
-            raise LogError(
+            raise MisuseError(
                 f"{sent.channel}: message {sent.peer_next} is wanted again, "
                 f"but the log starts at {oldest}",
                 code="BX5134",

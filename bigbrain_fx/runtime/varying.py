@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .channel import HEADER_BYTES, Channel, Layout, LayoutError, unpack
+from .channel import HEADER_BYTES, Channel, Layout, unpack
+from .coded import MisuseError
 from .network import pack
 
 _NOTHING = -1  # dimensions of None
@@ -28,12 +29,12 @@ def enclose(channel: Channel, tensor: Tensor) -> Tensor:
     """Return a message of a channel that varies: its layout, its elements, and room to spare.
 
     Raises:
-        LayoutError: it has more elements than the channel has room for.
+        MisuseError: it has more elements than the channel has room for.
     """
     layout, (shape, kind) = Layout.of(tensor), channel.wire
     flat = pack(tensor, layout).view(torch.uint8)
     if flat.numel() > shape[0] - HEADER_BYTES:
-        raise LayoutError(
+        raise MisuseError(
             f"{channel}: {layout.shape} is larger than {channel.shape}", code="BX5009"
         )
     made = torch.zeros(shape, dtype=kind, device=tensor.device)

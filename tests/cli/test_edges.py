@@ -14,7 +14,7 @@ from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import rendezvous
-from bigbrain_fx.runtime.gpus import NoGpuError
+from bigbrain_fx.runtime.coded import CodedError
 from tests.support.command_line import CHOICES, call, write_cluster, write_model
 from tests.support.synthetic import device
 
@@ -198,7 +198,7 @@ def test_a_gpu_that_is_not_there_is_said_without_frames(monkeypatch: pytest.Monk
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("LOCAL_RANK", "1")
     rendezvous.require_gpu(("cuda", "cpu"), 1)
-    with pytest.raises(NoGpuError, match=r"GPU number 1 .* which has 0 GPUs"):
+    with pytest.raises(CodedError, match=r"GPU number 1 .* which has 0 GPUs"):
         rendezvous.require_gpu(("cuda", "cuda"), 1)
 
 

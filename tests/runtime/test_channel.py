@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bigbrain_fx.runtime.channel import HEADER_LENGTH, MAX_DIMS, Channel, Layout, unpack
+from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.network import pack
 from bigbrain_fx.runtime.varying import disclose, enclose, enclose_nothing
 from tests.support.examples import examples
@@ -116,7 +117,7 @@ def test_a_header_has_one_length_for_all() -> None:
 
 
 def test_too_many_dimensions_are_refused() -> None:
-    with pytest.raises(ValueError, match="17 dimensions cannot be sent; 16 is the most"):
+    with pytest.raises(MisuseError, match="17 dimensions cannot be sent; 16 is the most"):
         Layout.of(torch.zeros((1,) * 17)).header()
 
 
@@ -127,7 +128,7 @@ def test_too_many_dimensions_are_refused() -> None:
 )
 def test_a_repeated_message_may_not_differ(first: Tensor) -> None:
     later = torch.arange(12.0).view(4, 3)
-    with pytest.raises(ValueError, match=r"which repeat elements; this one has \(3, 1\)"):
+    with pytest.raises(MisuseError, match=r"which repeat elements; this one has \(3, 1\)"):
         pack(later, Layout.of(first))
 
 
@@ -155,5 +156,5 @@ def test_a_message_may_say_that_there_is_nothing(shape: tuple[int, ...]) -> None
 
 def test_a_message_larger_than_its_channel_is_refused() -> None:
     channel = Channel(0, "activation", "x", 0, 1, "a", "b", (2, 3), torch.float32, varies=True)
-    with pytest.raises(ValueError, match=r"\(3, 3\) is larger than \(2, 3\)"):
+    with pytest.raises(MisuseError, match=r"\(3, 3\) is larger than \(2, 3\)"):
         enclose(channel, torch.zeros(3, 3))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import free_port
-from bigbrain_fx.runtime.mpi import MpiError, require_messages
+from bigbrain_fx.runtime.coded import InputError
+from bigbrain_fx.runtime.mpi import require_messages
 
 LIMIT_S = 300
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,5 +106,5 @@ def test_two_processes_sum_by_torchs_collectives() -> None:
 
 def test_mpi_carries_no_collectives() -> None:
     require_messages(["replica", "tree"])
-    with pytest.raises(MpiError, match="split with another --all-reduce-order"):
+    with pytest.raises(InputError, match="split with another --all-reduce-order"):
         require_messages(["backend", "backend"])

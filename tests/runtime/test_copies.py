@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.plan import Options
-from bigbrain_fx.runtime.compared_stream import CopiesError, Subject, require_same
+from bigbrain_fx.runtime.coded import InputError
+from bigbrain_fx.runtime.compared_stream import Subject, require_same
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.supervisor.suspicion import take_back
 from bigbrain_fx.supervisor.votes import Votes
@@ -82,7 +83,7 @@ def test_only_bundles_with_copies_take_the_file_along(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_told_from_a_batch() -> None:
-    with pytest.raises(CopiesError, match="before d0 was replaced"):
+    with pytest.raises(InputError, match="before d0 was replaced"):
         require_same(Subject(3, "w"), "d0 12", "d0 34")
 
 

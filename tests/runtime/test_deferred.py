@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import deferred_layers
-from bigbrain_fx.runtime.deferred_layers import DeferredError, made, tapping, waiting_tap
+from bigbrain_fx.runtime.coded import MisuseError
+from bigbrain_fx.runtime.deferred_layers import made, tapping, waiting_tap
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 Found = Sequence[Tensor | None]
@@ -287,7 +288,7 @@ def test_a_write_into_a_layers_input_is_found() -> None:
     waiting = [waiting_tap(taps[0], g)]
     with torch.no_grad():
         h.mul_(2)
-    with pytest.raises(DeferredError, match="written in place after the layer read it"):
+    with pytest.raises(MisuseError, match="written in place after the layer read it"):
         list(made(waiting))
 
 
@@ -298,5 +299,5 @@ def test_a_gradient_that_was_written_since_is_found() -> None:
     (g,) = torch.autograd.grad(y.square().sum(), [taps[0].edge])
     waiting = [waiting_tap(taps[0], g)]
     g.add_(1)
-    with pytest.raises(DeferredError, match="written in place"):
+    with pytest.raises(MisuseError, match="written in place"):
         list(made(waiting))

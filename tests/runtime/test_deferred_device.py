@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import Device, Stage, Training, adamw, deferred_layers
+from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.deferred import DeferringDevice
-from bigbrain_fx.runtime.deferred_layers import DeferredError
 from bigbrain_fx.runtime.finite import NotFiniteError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 
@@ -136,7 +136,7 @@ def test_a_device_trains_to_the_same_bits_whenever_weights_are_made(cls: type[De
 
 def test_weights_of_nothing_are_refused() -> None:
     device = ready(Divided)
-    with pytest.raises(DeferredError, match="micro-batch 2: no gradients of weights wait"):
+    with pytest.raises(MisuseError, match="micro-batch 2: no gradients of weights wait"):
         device.backward_weight(0, 2)  # type: ignore[attr-defined]  # Divided's
 
 
@@ -146,14 +146,14 @@ def test_the_optimizer_does_not_step_while_gradients_wait() -> None:
 
     device = ready(Short)
     before = {name: tensor.clone() for name, tensor in device.state().items()}
-    with pytest.raises(DeferredError, match="micro-batch 3: gradients of weights still wait"):
+    with pytest.raises(MisuseError, match="micro-batch 3: gradients of weights still wait"):
         device.run_step(0)
     after = device.state()
     assert all(torch.equal(before[name], after[name]) for name in device.parameters)
 
 
 def test_a_weight_that_is_used_otherwise_too_is_refused() -> None:
-    with pytest.raises(DeferredError, match=r"stage 0: .* up\.weight waits, but something else"):
+    with pytest.raises(MisuseError, match=r"stage 0: .* up\.weight waits, but something else"):
         ready(AlsoUsed).run_step(0)
 
 

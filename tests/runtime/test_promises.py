@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
-from bigbrain_fx.runtime import AgainError, again
+from bigbrain_fx.runtime import again
+from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.promises import making_again
 
 ROWS, DIM = 32, 64
@@ -136,7 +137,7 @@ def test_values_written_in_place_are_no_wrong_numbers() -> None:
         y = again(torch.exp, h)
         h.add_(1.0)
         loss = (y * y).sum()
-    with pytest.raises(AgainError, match="written in place after it was read"):
+    with pytest.raises(MisuseError, match="written in place after it was read"):
         loss.backward()
     with making_again():
         y = again(torch.exp, x * 2.0)
@@ -151,11 +152,11 @@ def test_a_function_that_saves_another_number_of_tensors_is_refused() -> None:
     x = torch.randn(4, requires_grad=True)
     with making_again():
         y = again(lambda x: torch.exp(torch.exp(x)) if next(first) else torch.exp(x), x)
-    with pytest.raises(AgainError, match="saved 2 tensors when it first ran and 1"):
+    with pytest.raises(MisuseError, match="saved 2 tensors when it first ran and 1"):
         y.sum().backward()
 
 
 def test_a_list_of_tensors_is_refused() -> None:
     x = torch.randn(4, requires_grad=True)
-    with making_again(), pytest.raises(AgainError, match="give each by itself"):
+    with making_again(), pytest.raises(MisuseError, match="give each by itself"):
         again(torch.cat, (x, x))

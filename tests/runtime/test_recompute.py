@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.runtime import Device, Stage, Training, adamw, buffer
+from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.pipelining import Relay
-from bigbrain_fx.runtime.recompute import RecomputeError, Twice
+from bigbrain_fx.runtime.recompute import Twice
 
 SIZE, MICRO_BATCHES = 64, 3
 WEIGHTS = {
@@ -194,7 +195,7 @@ class Sometimes(nn.Module):
 def test_a_forward_that_writes_now_and_then_is_refused() -> None:
     twice = Twice(Sometimes())
     twice.first({"x": torch.ones(1)})
-    with pytest.raises(RecomputeError, match="late: written now"):
+    with pytest.raises(MisuseError, match="late: written now"):
         twice.first({"x": torch.ones(1)})
 
 

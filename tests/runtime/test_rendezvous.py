@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigbrain_fx.runtime.coded import InputError
 from bigbrain_fx.runtime.control import log_limit
-from bigbrain_fx.runtime.gpus import NoGpuError, own_gpu
+from bigbrain_fx.runtime.gpus import own_gpu
 from bigbrain_fx.runtime.limits import SHARE_GPUS
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,
@@ -50,7 +51,7 @@ def test_processes_share_gpus_where_the_user_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(NoGpuError, match=f"has 2 GPUs.*{SHARE_GPUS}=1"):
+    with pytest.raises(InputError, match=f"has 2 GPUs.*{SHARE_GPUS}=1"):
         require_gpu(["cuda"] * 4, 2)
     monkeypatch.setenv(SHARE_GPUS, "1")
     require_gpu(["cuda"] * 4, 2)

@@ -271,7 +271,7 @@ Step: TypeAlias = Callable[[Tensor], Tensor | None]
 
 
 class _Exchange(torch.autograd.Function):
-    """What the ranks make of a value together, and of its gradient.
+    """A function of all ranks' values, and another one of their gradients.
 
     None is given back where no gradient comes: all ranks run the same code, so none of them has
     one.

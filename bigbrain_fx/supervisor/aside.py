@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO, TypeVar
 
-from .console import Console
-
 Told = TypeVar("Told")
 
 ROOM = 10_000  # calls that may wait
@@ -101,12 +99,11 @@ class Aside:
             self._changed.notify_all()
 
 
-class AsideConsole(Console):
+class AsideConsole:
     """Lines to one of this process's streams, written in a thread; those that wait too long go."""
 
     def __init__(self, stream: IO[str] | None) -> None:
-        super().__init__(stream)
-        self.aside = Aside()
+        self.stream, self.aside = stream, Aside()
 
     def say(self, line: str) -> None:
         """Let a line be written soon."""

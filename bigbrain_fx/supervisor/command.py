@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import parser_of, require_parts
-from .console import Console, console_of, hold_streams
+from .console import AnyConsole, console_of, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep
@@ -135,8 +135,8 @@ def _run_telling(
     head: Head | None,
     events: Path | None,
     as_json: bool,
-    out: Console,
-    err: Console,
+    out: AnyConsole,
+    err: AnyConsole,
 ) -> int:
     def tell(entry: Event) -> None:
         line = status(entry)
@@ -188,7 +188,7 @@ def last_lines(log: Path) -> tuple[str, ...]:
         return ()
 
 
-def _printer(as_json: bool, out: Console) -> OnStep:
+def _printer(as_json: bool, out: AnyConsole) -> OnStep:
     def show(step: int, loss: float, step_s: float) -> None:
         line = json.dumps({"step": step, "loss": loss, "step_s": step_s})
         out.say(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import IO
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from .policies import IS_WATCHED
+
+if TYPE_CHECKING:
+    from .aside import AsideConsole
 
 
 class Console:
@@ -33,7 +36,10 @@ class Console:
         return self.dropped
 
 
-def console_of(stream: IO[str] | None) -> Console:
+AnyConsole: TypeAlias = "Console | AsideConsole"
+
+
+def console_of(stream: IO[str] | None) -> AnyConsole:
     """Return the console of a stream, which writes aside where a bundle can."""
     if not IS_WATCHED:
         return Console(stream)

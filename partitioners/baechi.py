@@ -8,50 +8,63 @@ job is an op's forward and backward together, which Baechi joins later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.planning import InFlight, Work, canonical, work
+from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.planning import AHEAD, InFlight, Work, canonical, work
 
 from .jobs import Jobs, Timetable
-from .memory_bound import MemoryBound, bytes_by_unit, require_micro_batches
 
 SHARE_OF_A_DEVICE = 0.25  # the most that fusing may make one of
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph made ready: jobs that stand for fused groups, and the memory of devices."""
+    """A graph made ready: jobs that stand for fused groups, and the memory that they take.
+
+    Attributes:
+        flight: micro-batches that a device may hold at once.
+    """
 
     jobs: Jobs
-    bound: MemoryBound
+    known: Work
+    cluster: Cluster
+    flight: int
+
+    def ledger(self) -> Ledger:
+        """Return the memory of all devices, on which no job is yet."""
+        return Ledger(self.known, self.cluster, self.flight)
 
     def placement(self, found: Timetable, name: str) -> Placement:
         """Return the placement of a timetable.
 
         Raises:
-            NoPlanError: some device cannot hold its part; with the arithmetic per device.
+            NoPlanError: some jobs fit nowhere; the nearest has them where most memory is.
         """
-        known, names = self.bound.known, [device.name for device in self.bound.cluster.devices]
+        known, names = self.known, [device.name for device in self.cluster.devices]
         if not found.homes:
             return Placement(known.placed((), names[0]), "nothing to split")
-        homes = [names[home] for home in self._all_placed(found.homes)]
-        self.bound.require_fits(homes, name)
+        roomiest = int(np.argmax([device.memory_bytes for device in self.cluster.devices]))
+        homes = [names[home if home >= 0 else roomiest] for home in found.homes]
+        if min(found.homes) < 0:
+            raise NoPlanError(
+                f"the {name} split does not fit into the devices' memory",
+                code="BX1403",
+                help="use --partitioner analytical, or more micro-batches",
+                nearest=known.placed(homes, names[0]),
+            )
         used = list(dict.fromkeys(homes))
         reason = (
             f"{len(homes)} jobs by earliest start on {', '.join(used)}: one micro-batch alone "
             f"takes about {found.makespan:.4g} s there and back"
         )
         return Placement(known.placed(homes, names[0]), reason)
-
-    def _all_placed(self, homes: Sequence[int]) -> list[int]:
-        """Give what fits nowhere to the device with the most memory, for the error's arithmetic."""
-        memory = [device.memory_bytes for device in self.bound.cluster.devices]
-        return [home if home >= 0 else int(np.argmax(memory)) for home in homes]
 
 
 def prepared(
@@ -64,18 +77,14 @@ def prepared(
         cluster: the devices.
         costs: of the graph's ops.
         micro_batches: per step; so many are held at once unless `in_flight` says otherwise.
-        in_flight: as in `MemoryBound`.
-
-    Raises:
-        InputError: no micro-batches.
+        in_flight: as in `planning.in_flight_at`; the largest counts.
     """
-    require_micro_batches(micro_batches)
-    cluster = canonical(cluster, costs)
-    bound = MemoryBound(work(graph, costs), cluster, micro_batches, in_flight)
-    if bound.known.groups:
-        flight = bound.flight_of_many_stages
-        bound = replace(bound, known=fused(bound.known, cluster, costs, flight))
-    return Prepared(jobs_of(bound.known, cluster, costs), bound)
+    known, cluster = work(graph, costs), canonical(cluster, costs)
+    most = max(in_flight) if isinstance(in_flight, tuple) else in_flight or micro_batches
+    flight = max(1, min(micro_batches, most)) if known.trains else 1
+    if known.groups:
+        known = fused(known, cluster, costs, flight)
+    return Prepared(jobs_of(known, cluster, costs), known, cluster, flight)
 
 
 def jobs_of(known: Work, cluster: Cluster, costs: Costs) -> Jobs:
@@ -173,6 +182,85 @@ def _least_moved_s(known: Work, costs: Costs) -> list[float]:
             (_moved_s(known, costs, number, a, b) for a, b in pairs), default=float("inf")
         )
     return found
+
+
+# ------------------------------------------------------------------------------------------------
+# An upper bound of what units take on devices: each may be a stage of its own, in any order.
+#
+#     weights + optimizer state + a gradient for each reader, and their sum
+#     + in_flight x (saved activations + values made or read)
+#     + gradients of these values + receives posted ahead + the largest workspace
+
+
+def bytes_by_unit(known: Work, saved_bytes: NDArray[np.float64]) -> list[float]:
+    """Return about what each unit adds to a device: weights, all that goes with them, and saved.
+
+    A weight that several units read counts at the first.
+    """
+    found = saved_bytes.astype(np.float64)
+    for weight in known.weights:
+        trained = weight.trained_bytes * (2 + known.state_per_byte)
+        found[weight.readers[0]] += weight.nbytes + trained
+    return [float(nbytes) for nbytes in found]
+
+
+class Ledger:
+    """Memory of devices where each unit may be a stage of its own, unit by unit: mutable.
+
+    Args:
+        known: the units.
+        cluster: the devices.
+        flight: micro-batches that a device may hold at once.
+    """
+
+    def __init__(self, known: Work, cluster: Cluster, flight: int) -> None:
+        devices = cluster.devices
+        self.homes = [-1] * known.count
+        self._limits = [device.memory_bytes for device in devices]
+        kept = known.kept(flight)
+        self._own = [[kept * int(n) for n in known.saved_bytes[d.name]] for d in devices]
+        self._work = [[int(n) for n in known.workspace_bytes[d.name]] for d in devices]
+        self._shared: list[int] = []  # a weight, or a value made or read: once a device
+        self._touches: list[list[int]] = [[] for _ in known.groups]
+        for weight in known.weights:
+            copies = 1 + len(weight.readers) + known.state_per_byte
+            self._share(weight.readers, weight.nbytes + math.ceil(weight.trained_bytes * copies))
+        for value in known.values:
+            ahead = AHEAD * (value.nbytes + value.gradient_bytes)
+            nbytes = flight * value.nbytes + 2 * value.gradient_bytes + ahead
+            self._share((value.maker, *value.readers), nbytes)
+        self._here = [[0] * len(self._shared) for _ in devices]
+        self._held, self._most = [0] * len(devices), [0] * len(devices)
+
+    def move(self, unit: int, to: int) -> None:
+        """Put a unit that is nowhere yet on a device."""
+        self.homes[unit] = to
+        here, held = self._here[to], self._held[to] + self._own[to][unit]
+        for number in self._touches[unit]:
+            held += 0 if here[number] else self._shared[number]
+            here[number] += 1
+        self._held[to] = held
+        self._most[to] = max(self._most[to], self._work[to][unit])
+
+    def total(self, device: int) -> int:
+        """Return what a device holds, its largest workspace included."""
+        return self._held[device] + self._most[device]
+
+    def fits(self, device: int) -> bool:
+        """Whether a device can hold what it has."""
+        return self.total(device) <= self._limits[device]
+
+    def has_room(self, unit: int, device: int) -> bool:
+        """Whether a device can hold a unit besides what it has."""
+        here, most = self._here[device], max(self._most[device], self._work[device][unit])
+        new = sum(self._shared[number] for number in self._touches[unit] if not here[number])
+        held = self._held[device] + self._own[device][unit] + new
+        return held + most <= self._limits[device]
+
+    def _share(self, units: Iterable[int], nbytes: int) -> None:
+        for unit in set(units):
+            self._touches[unit].append(len(self._shared))
+        self._shared.append(nbytes)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ devices in every order replace submeshes. `planning.best_first` replaces the sca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -26,19 +26,12 @@ from bigbrain_fx.planning import (
     Work,
     chain_of,
     device_orders,
+    in_flight_at,
     polished,
     step_s,
     unit_orders,
     whole_layers,
     work,
-)
-
-from .memory_bound import (
-    MemoryBound,
-    in_flight_by_device,
-    no_plan,
-    require_micro_batches,
-    upstream,
 )
 
 MOST_UNITS = 1000  # longer chains are cut only where little crosses
@@ -81,9 +74,6 @@ class ChainDP:
     block_gap: float = 0.04
     name = "chain-dp"
 
-    def __post_init__(self) -> None:
-        require_micro_batches(self.micro_batches)
-
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
         known = work(graph, costs)
@@ -93,7 +83,7 @@ class ChainDP:
             known = whole_layers(graph, known)
         found = self.fastest(known, cluster)
         if found is None:
-            raise self.no_plan(known, cluster)
+            raise NoPlanError.later(lambda: self.no_plan(known, cluster))
         if 0 < self.block_gap < math.inf:
             found = self._between_layers(graph, known, cluster, found)
         homes = found.line.homes(found.split)
@@ -188,7 +178,7 @@ class ChainDP:
         )
 
     def no_plan(self, known: Work, cluster: Cluster) -> NoPlanError:
-        """Return the error for a model that does not fit, with the arithmetic of the nearest."""
+        """Return the error for a model that does not fit, with the nearest to what does."""
         every: list[tuple[str, ...]] = []
 
         def fits(scale: float) -> list[str] | None:
@@ -200,7 +190,21 @@ class ChainDP:
             found = next((split for split in splits if split is not None), None)
             return None if found is None else cutter.line.homes(found)
 
-        return no_plan(MemoryBound(known, cluster, self.micro_batches, self.in_flight), fits)
+        scale, homes = _least_scale(fits)
+        if homes is None:
+            count, devices = known.count, len(cluster.devices)
+            return NoPlanError(
+                f"{devices} devices cannot share {count} groups of ops that stay together",
+                code="BX1405",
+                help=f"use at most {count} devices, or let the planner leave some out",
+            )
+        return NoPlanError(
+            "no split fits into the devices' memory; this is the nearest",
+            code="BX1406",
+            help=f"give every device {scale:.1f} times the memory, or use more micro-batches, or "
+            "more devices",
+            nearest=known.placed(homes, homes[0]),
+        )
 
     def _reason(self, graph: Graph, found: Found, cluster: Cluster) -> str:
         split = found.split
@@ -245,3 +249,50 @@ def describe(graph: Graph, line: Line, split: Split, stage: int) -> str:
     where = f"{op.name} ({op.source})" if op.source else op.name
     ends = f"{split.sequence[stage - 1]} | {split.sequence[stage]}"
     return f"{ends}: after {where}; {forward:,} bytes forward, {backward:,} back per micro-batch"
+
+
+def upstream(known: Work, homes: Sequence[str]) -> dict[str, set[str]]:
+    """Return for each device in use, in order of its first unit, those that it waits for."""
+    before: dict[str, set[str]] = {device: set() for device in homes}
+    edges = {(homes[a], homes[b]) for a, b in known.edges if homes[a] != homes[b]}
+    reached = -1
+    while (found := sum(map(len, before.values()))) > reached:
+        reached = found
+        for maker, reader in edges:
+            before[reader] |= before[maker]
+            before[reader].add(maker)
+    return before
+
+
+def in_flight_by_device(
+    before: Mapping[str, set[str]], micro_batches: int, in_flight: InFlight
+) -> dict[str, int]:
+    """Return the most micro-batches that each device of a pipeline may hold.
+
+    A stage can run as early as the stages that it depends on allow. Where two do not depend on
+    each other (two towers, say), either may come first, and each is counted as if it did.
+    """
+    return {
+        device: in_flight_at(len(devices), len(before), micro_batches, in_flight)
+        for device, devices in before.items()
+    }
+
+
+_PRECISION = 1.01
+
+
+def _least_scale(
+    fits: Callable[[float], Sequence[str] | None],
+) -> tuple[float, Sequence[str] | None]:
+    """Return the least factor on all memories with which something fits, to a hundredth."""
+    low, high = 1.0, 2.0
+    split = fits(high)
+    while split is None and high < 2.0**40:
+        low, high = high, high * 2
+        split = fits(high)
+    while high / low > _PRECISION:
+        middle = (low * high) ** 0.5
+        closer = fits(middle)
+        low, high = (middle, high) if closer is None else (low, middle)
+        split = closer or split
+    return high, split

@@ -13,7 +13,6 @@ from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 
 from .baechi import prepared
 from .jobs import Jobs, timetable
-from .memory_bound import Ledger
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class METF:
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
         ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
-        found = timetable(ready.jobs, Ledger(ready.bound), self.favorites(ready.jobs))
+        found = timetable(ready.jobs, ready.ledger(), self.favorites(ready.jobs))
         return ready.placement(found, self.name)
 
     def favorites(self, jobs: Jobs) -> Mapping[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import canonical, work
 
-from .memory_bound import MemoryBound, bytes_by_unit
+from .baechi import bytes_by_unit
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,8 @@ class MTopo:
 
     Baechi's devices are identical and get total / devices each; here shares go by memory. Devices
     come in the kernel's order, the fastest first, wherever they stand in the list.
-
-    Attributes:
-        micro_batches: per step.
-        in_flight: as in `chain-dp`; for memory only.
     """
 
-    micro_batches: int = 8
-    in_flight: int | tuple[int, ...] | None = None
     name = "m-topo"
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
@@ -38,8 +32,6 @@ class MTopo:
         names = [device.name for device in cluster.devices]
         needs = bytes_by_unit(known, known.saved_bytes[names[0]])
         homes = [names[home] for home in filled(needs, [d.memory_bytes for d in cluster.devices])]
-        bound = MemoryBound(known, cluster, self.micro_batches, self.in_flight)
-        bound.require_fits(homes, self.name)
         used = ", ".join(dict.fromkeys(homes)) or names[0]
         reason = f"{len(homes)} groups of ops in order, by memory, over {used}"
         return Placement(known.placed(homes, names[0]), reason)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import work
 
-from .memory_bound import MemoryBound
-
 
 @dataclass(frozen=True)
 class Naive:
@@ -17,14 +15,8 @@ class Naive:
     That is what an even split by hand would be: alone of all methods it goes by the list.
 
     Ops that must stay together are not torn apart, so that numbers may differ by a group.
-
-    Attributes:
-        micro_batches: per step.
-        in_flight: as in `chain-dp`; only for the check that the split fits.
     """
 
-    micro_batches: int = 8
-    in_flight: int | tuple[int, ...] | None = None
     name = "naive"
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
@@ -37,7 +29,5 @@ class Naive:
         for group in known.groups:
             homes.append(names[before * len(names) // total])
             before += len(group)
-        bound = MemoryBound(known, cluster, self.micro_batches, self.in_flight)
-        bound.require_fits(homes, self.name)
         reason = f"{total} ops in equal parts over {', '.join(dict.fromkeys(homes))}"
         return Placement(known.placed(homes, names[0]), reason)

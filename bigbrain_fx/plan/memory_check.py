@@ -127,21 +127,6 @@ def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
     return replace(cluster, devices=tuple(map(smaller, cluster.devices)))
 
 
-def beside_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> tuple[str, ...]:
-    """Return what `for_tensors` takes off, a line for each kind of device."""
-    devices = cluster.devices
-    kinds = sorted(
-        {(d.kind, _libraries_bytes(d, graph), process_of(d).context_bytes) for d in devices}
-    )
-    return tuple(
-        f"of the memory of a {kind} device {mib(context)} are the process's, "
-        f"{mib(data_bytes(graph, None, micro_batches, kind))} the batch's, "
-        + (f"{mib(libraries)} cuBLAS's, " if libraries else "")
-        + f"and the rest holds {1 / PROCESS[kind].share:.0%} tensors"
-        for kind, libraries, context in kinds
-    )
-
-
 def _libraries_bytes(device: Device, graph: Graph) -> int:
     return library_bytes(device, graph.ops, graph.loss is not None)
 

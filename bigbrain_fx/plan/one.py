@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 
@@ -36,9 +36,7 @@ from bigbrain_fx.plan.fold import (
 )
 from bigbrain_fx.plan.lightening import Step, lightened, scheduled
 from bigbrain_fx.plan.memory_check import (
-    beside_tensors,
     for_tensors,
-    of_compiler,
     require_fits,
 )
 from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
@@ -141,7 +139,7 @@ def _of_rows(batch: int, count: int, taken: Sequence[int]) -> str:
 def placement_of(
     graph: Graph, cluster: Cluster, options: Options, micro_batches: int, costs: Costs
 ) -> Placement:
-    """Ask the partitioner; NoPlanError says what is left of each device's memory.
+    """Ask the partitioner.
 
     Of devices that slow each other it receives the costs of ops while all compute, as most do in a
     pipeline. For a single micro-batch it receives the costs of each device alone.
@@ -152,34 +150,37 @@ def placement_of(
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
     read, seen = seen_by_planners(concrete, costs, options, micro_batches)
     told = replace(seen, cluster=for_tensors(seen.cluster, concrete, micro_batches))
-    try:
-        with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
-            return _partitioned(method, read, told, options)
-    except NoPlanError as error:
-        refused = error  # `except` forgets its own name
-        beside_these = beside_tensors(cluster, concrete, micro_batches)
-        more = (*beside_these, *of_compiler(compiled=options.compiled))
-        raise NoPlanError.later(lambda: refused.told(*more)) from None
+    with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
+        return _partitioned(method, read, told, options)
 
 
 def planned_as(place: Callable[[], Placement], make: Callable[[Placement], Plan]) -> Plan:
     """Make the plan of a partitioner's placement.
 
-    Partitioners go by an upper bound of the memory of units. A placement that a partitioner refuses
+    Partitioners go by an upper bound of the memory of units, or by none. The nearest to what fits
     by this bound is tried: the ledger of the finished plan is exact, and decides.
 
     Raises:
-        NoPlanError: it does not fit, not by the ledger either.
+        NoPlanError: it does not fit, with the ledger's arithmetic.
     """
     try:
         placement = place()
     except NoPlanError as error:
         if error.nearest is None:
             raise
-        with suppress(NoPlanError, InputError):
-            return make(Placement(error.nearest, TIGHT))
-        raise
+        return _nearest(error, error.nearest, make)
     return make(placement)
+
+
+def _nearest(
+    refused: NoPlanError, homes: Mapping[str, str], make: Callable[[Placement], Plan]
+) -> Plan:
+    try:
+        return make(Placement(homes, TIGHT))
+    except InputError:
+        raise refused from None
+    except NoPlanError as exact:
+        raise refused.told(*exact.notes) from None
 
 
 def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Options) -> Placement:

@@ -110,8 +110,8 @@ def homes(cluster: Cluster, placement: Placement) -> Mapping[str, Device]:
 def require_same_placement(name: str, case: Named, graph: Graph) -> None:
     """Require that each op is on the same kind of device under both sets of names."""
     taken = plugins.options_of("partitioner", name)
-    chosen = {key: value for key, value in QUICK.items() if key in taken}
-    method = plugins.partitioner(name, micro_batches=MICRO, **chosen)
+    given = {"micro_batches": MICRO, **QUICK}
+    method = plugins.partitioner(name, **{key: given[key] for key in given if key in taken})
     found = []
     for cluster in (case.first, case.second):
         costs = case.estimator.estimate(graph, cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Partitioner, Ref
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Ref
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning.unit_work import work
 from partitioners.baechi import favorite_children, fused, prepared
-from partitioners.chain_dp import ChainDP
 from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo, filled
-from partitioners.memory_bound import Ledger
 from tests.support.examples import quick
 from tests.support.synthetic import (
     GIB,
@@ -225,10 +223,10 @@ def test_memory_makes_a_chain_go_on_elsewhere(method: type[METF] | type[MSCT]) -
     small = cluster_of(device("d0", memory_bytes=3 << 20), device("d1", memory_bytes=3 << 20))
     placement = method(1).partition(chain, small, even_costs(chain, small, 600_000))
     assert len(set(placement.device_of.values())) == 2
-    tiny = cluster_of(device("d0", memory_bytes=1 << 20), device("d1", memory_bytes=1 << 20))
+    tiny = cluster_of(device("d0", memory_bytes=1 << 20), device("d1", memory_bytes=2 << 20))
     with pytest.raises(NoPlanError, match=method.name) as caught:
-        method(1).partition(chain, tiny, even_costs(chain, tiny, 600_000))
-    assert any("has 1.0 MiB" in note for note in caught.value.notes)
+        method(1).partition(chain, tiny, even_costs(chain, tiny, 3_000_000))
+    assert set((caught.value.nearest or {}).values()) == {"d1"}
 
 
 @quick(60)
@@ -237,7 +235,7 @@ def test_no_fused_unit_is_placed_where_it_does_not_fit(seed: int, count: int) ->
     graph = random_graph(seed, count)
     cluster = cluster_of(*(device(f"d{i}", memory_bytes=20 << 10) for i in range(3)))
     ready = prepared(graph, cluster, random_costs(seed, graph, cluster), 3, (3, 1))
-    ledger = Ledger(ready.bound)
+    ledger = ready.ledger()
     found = timetable(ready.jobs, ledger)
     assert tuple(ledger.homes) == found.homes
     assert all(ledger.fits(home) for home in found.homes if home >= 0)
@@ -268,13 +266,6 @@ def test_fusion_makes_no_cycle(seed: int, count: int) -> None:
     assert sorted(names) == sorted(name for group in known.groups for name in group)
 
 
-@pytest.mark.parametrize("method", [ChainDP, METF, MSCT])
-def test_micro_batches_must_be_positive(method: Callable[[int], Partitioner]) -> None:
-    graph, cluster = chain_graph(1, 2), cluster_of(device("d0"))
-    with pytest.raises(InputError, match="at least 1"):
-        method(0).partition(graph, cluster, random_costs(1, graph, cluster))
-
-
 @pytest.mark.gate("METF")
 @pytest.mark.parametrize("method", [METF, MSCT])
 def test_two_thousand_ops_take_seconds(method: type[METF] | type[MSCT]) -> None:
@@ -301,7 +292,7 @@ def test_m_topo_fills_by_memory() -> None:
 def test_m_topo_on_a_chain() -> None:
     chain = chain_graph(3, 8, skips=False)
     cluster = cluster_of(device("d0"), device("d1"))
-    placement = MTopo(4).partition(chain, cluster, even_costs(chain, cluster, 10_000))
+    placement = MTopo().partition(chain, cluster, even_costs(chain, cluster, 10_000))
     homes = [placement.device_of[entry.name] for entry in chain.ops]
     assert homes == sorted(homes)
     assert set(homes) == {"d0", "d1"}

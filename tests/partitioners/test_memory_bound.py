@@ -11,9 +11,11 @@ from bigbrain_fx.plan.cut import cut, trained
 from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning.unit_work import work
-from partitioners.memory_bound import Ledger, MemoryBound, is_acyclic, upstream
+from partitioners.baechi import Ledger
+from partitioners.chain_dp import upstream
 from tests.support.examples import quick
 from tests.support.placements import case, drawn_homes, placed, unlike
+from tests.support.reserved import is_acyclic, reserved, scattered
 from tests.support.synthetic import graph_of, op, random_costs
 
 seeds = st.integers(0, 10_000)
@@ -30,7 +32,7 @@ def test_is_never_below_the_ledger_of_the_plan(
     graph = graph if trains else replace(_without_views(graph), loss=None)
     known = work(graph, costs)
     homes = drawn_homes(seed, len(known.groups), 3)
-    bound = MemoryBound(known, cluster, micro).total_bytes([f"d{home}" for home in homes])
+    bound = reserved(known, cluster, micro, [f"d{home}" for home in homes])
     stages = cut(graph, placed(known, homes), graph.batch)
     each, with_backward = stage_costs(graph, stages, costs), trained(graph, stages.stages)
     if trains:
@@ -53,9 +55,9 @@ def _without_views(graph: Graph) -> Graph:
 def test_a_unit_that_has_room_fits_once_it_is_there(seed: int, count: int, devices: int) -> None:
     cluster = unlike(seed, devices)
     graph, costs = case(seed, count, cluster)
-    bound = MemoryBound(work(graph, costs), cluster, 4)
-    ledger = Ledger(bound)
-    for unit, home in enumerate(drawn_homes(seed, len(bound.known.groups), devices)):
+    known = work(graph, costs)
+    ledger = Ledger(known, cluster, 4)
+    for unit, home in enumerate(drawn_homes(seed, len(known.groups), devices)):
         roomy = ledger.has_room(unit, home)
         ledger.move(unit, home)
         assert roomy == ledger.fits(home)
@@ -65,13 +67,12 @@ def test_a_pipeline_needs_no_more_than_scattered_ops() -> None:
     for seed in range(0, 40, 2):
         cluster = unlike(seed, 3)
         graph, costs = case(seed, 15, cluster)
-        bound = MemoryBound(work(graph, costs), cluster, 4)
-        numbers = drawn_homes(seed, len(bound.known.groups), 3)
-        homes = [f"d{number}" for number in numbers]
-        assert is_acyclic(upstream(bound.known, homes))
-        wide = Ledger(bound, numbers)
-        for device, total in bound.total_bytes(homes).items():
-            assert total <= wide.total(int(device[1:])) + 50
+        known = work(graph, costs)
+        homes = [f"d{number}" for number in drawn_homes(seed, len(known.groups), 3)]
+        assert is_acyclic(upstream(known, homes))
+        wide = scattered(known, cluster, 4, homes)
+        for device, total in reserved(known, cluster, 4, homes).items():
+            assert total <= wide[device] + 50
 
 
 def test_a_devices_inputs_are_found_in_any_order() -> None:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Ref
-from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.core import Cluster, Costs, Graph, Partitioner, Ref
 from bigbrain_fx.planning.unit_work import work
-from partitioners.memory_bound import in_flight_by_device, upstream
+from partitioners.chain_dp import in_flight_by_device, upstream
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
 from tests.support.synthetic import (
@@ -60,28 +59,6 @@ def test_a_replicated_op_goes_to_its_first_reader() -> None:
     assert placement.device_of["mask"] == placement.device_of[readers[0]]
 
 
-def test_missing_memory_is_listed_by_device() -> None:
-    graph, cluster, costs = row(4, 2)
-    heavy = {name: OpCost(1.0, 1.0, saved_bytes=1 << 30) for name in graph.op}
-    costs = replace(costs, ops=dict.fromkeys(costs.ops, heavy))
-    with pytest.raises(NoPlanError, match="naive split does not fit") as caught:
-        Naive(micro_batches=2).partition(graph, cluster, costs)
-    first, second = caught.value.notes
-    assert first.startswith("d0 needs 4.0 GiB")  # two ops, two micro-batches in flight
-    assert second.startswith("d1 needs 2.0 GiB")
-    assert "activations" in first
-    assert first.endswith("but has 1.0 GiB")
-
-
-def test_a_device_whose_process_takes_all_has_no_room() -> None:
-    """One byte is how a planner is told that nothing is left for tensors."""
-    graph, cluster, costs = row(4, 2)
-    least = replace(cluster, devices=tuple(replace(d, memory_bytes=1) for d in cluster.devices))
-    with pytest.raises(NoPlanError) as caught:
-        Naive().partition(graph, least, costs)
-    assert all(note.endswith("but has no free memory for tensors") for note in caught.value.notes)
-
-
 def test_either_of_two_towers_may_come_first() -> None:
     """d0 feeds d1 and d2, which do not know each other, and d3 joins them."""
     joined = (Ref("left"), Ref("right"))
@@ -105,18 +82,6 @@ def test_scattered_uses_every_device_and_its_seed() -> None:
     assert set(first.split()) == {"d0", "d1", "d2"}
     assert first == homes(graph, Scattered(seed=1), cluster, costs)
     assert first != homes(graph, Scattered(seed=2), cluster, costs)
-
-
-def test_scattered_counts_every_micro_batch_as_in_flight() -> None:
-    """Three devices that wait for each other in a circle hold any micro-batch of a step."""
-    graph, cluster, costs = row(30, 3)
-    heavy = {name: OpCost(1.0, 1.0, saved_bytes=10 << 20) for name in graph.op}
-    costs = replace(costs, ops=dict.fromkeys(costs.ops, heavy))
-    for flight in (None, 6, (1, 6)):
-        Scattered(micro_batches=6, in_flight=flight, seed=1).partition(graph, cluster, costs)
-    Scattered(micro_batches=99, in_flight=6, seed=1).partition(graph, cluster, costs)
-    with pytest.raises(NoPlanError, match="scattered split"):
-        Scattered(micro_batches=99, seed=1).partition(graph, cluster, costs)
 
 
 def test_an_empty_graph_is_placed() -> None:

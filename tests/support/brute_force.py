@@ -9,7 +9,7 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Link
 from bigbrain_fx.planning.unit_work import Work
-from partitioners.memory_bound import MemoryBound
+from tests.support.reserved import reserved
 from tests.support.synthetic import device
 
 
@@ -65,7 +65,8 @@ def plain_fits(
 ) -> bool:
     sizes = np.diff(cuts)
     homes = [d for d, size in zip(sequence, sizes, strict=True) for _ in range(size)]
-    return MemoryBound(known, cluster, micro).fits(homes)
+    needs = reserved(known, cluster, micro, homes)
+    return all(n <= cluster.device[name].memory_bytes for name, n in needs.items())
 
 
 def unlike_cluster(seed: int, count: int, memory_bytes: Sequence[int]) -> Cluster:

@@ -35,7 +35,7 @@ def test_a_refusal_that_nobody_reads_is_not_worked_out(monkeypatch: pytest.Monke
     def looked_for(fits: object) -> None:
         raise AssertionError("the nearest split was looked for")
 
-    monkeypatch.setattr("partitioners.memory_bound._least_scale", looked_for)
+    monkeypatch.setattr("partitioners.chain_dp._least_scale", looked_for)
     graph, cluster = case(3, 6, 2, 1)
     costs = estimator("analytical").estimate(graph.at(8), cluster)
     with pytest.raises(NoPlanError) as caught:

@@ -28,7 +28,7 @@ from bigbrain_fx.planning import (
 )
 
 if TYPE_CHECKING:
-    from bigbrain_fx.planning import StageCutter, Work
+    from bigbrain_fx.planning import Line, Setting, Work
 
 
 CUTS = 60
@@ -68,7 +68,7 @@ def folded(
     rows = graph.batch // micro_batches
     names = _line_of(graph, placement, rows, schedule, len(costs.cluster.devices))
     _require_taken(graph.batch, schedule, len(names), micro_batches)
-    from bigbrain_fx.planning import StageCutter, work  # numpy: not with every import of a plan
+    from bigbrain_fx.planning import Line, Setting, work  # numpy: not with every import of a plan
 
     known = work(graph.at(rows), costs)
     line = fold.line(len(names), pieces or 2)
@@ -79,14 +79,14 @@ def folded(
             code="BX1230",
             help=_fewer(schedule, known.count, len(names), pieces),
         )
-    numbers = {device.name: i for i, device in enumerate(costs.cluster.devices)}
-    homes = tuple(numbers[names[place]] for place in line)
-    later_s = _later_s(graph, known, costs, homes) if traits(schedule).splits else {}
-    cutter = StageCutter(known, costs.cluster)
-    judge = _Judge(cutter, homes, fold, micro_batches, pieces or 2, later_s)
+    homes = tuple(names[place] for place in line)
+    later_s = _later_s(graph, known, costs, names) if traits(schedule).splits else {}
+    every = Line(known, range(known.count), known.count)
+    setting = Setting(costs.cluster, micro_batches)
+    judge = _Judge(every, setting, homes, fold, pieces or 2, later_s)
     step_s, cuts = searched_cuts(_shared(known, names, line), known.count, judge.step_s, CUTS)
-    found = _placed(known, cuts, [names[place] for place in line], fold.shape, step_s)
-    _require_pieces(graph, found, rows, schedule, [names[place] for place in line])
+    found = _placed(known, cuts, homes, fold.shape, step_s)
+    _require_pieces(graph, found, rows, schedule, homes)
     return found
 
 
@@ -180,48 +180,52 @@ class _Judge:
     `later_s` is what a BackwardWeight takes of each unit, by device; without a split it is empty.
     """
 
-    cutter: StageCutter
-    homes: tuple[int, ...]
+    line: Line
+    setting: Setting
+    homes: tuple[str, ...]
     fold: Fold
-    micro_batches: int
     pieces: int
-    later_s: Mapping[int, Sequence[float]]
+    later_s: Mapping[str, Sequence[float]]
 
     def step_s(self, cuts: Cuts) -> float:
         """Return the seconds of a step."""
-        stages = self._stages(cuts)
+        stages = self._stages((0, *cuts, self.line.count))
         devices = stages.timed.devices
-        ranked = self.fold.order(len(devices), self.micro_batches, self.pieces)
+        ranked = self.fold.order(len(devices), self.setting.micro_batches, self.pieces)
         return OrderClock(stages).step_s(dict(zip(devices, ranked, strict=True)))
 
-    def _stages(self, cuts: Cuts) -> VirtualStages:
-        whole = VirtualStages.unsplit(self.cutter.pieces(cuts, self.homes), self.micro_batches)
+    def _stages(self, ends: Cuts) -> VirtualStages:
+        from bigbrain_fx.planning import Split, chain_of
+
+        split = Split(self.homes, ends, 0.0, 0.0)
+        again = range(len(self.homes)) if self.line.work.recompute else ()
+        timed = chain_of(self.line, split, self.setting, again)
+        whole = VirtualStages.unsplit(timed, self.setting.micro_batches)
         if not self.later_s:
             return whole
-        ends = pairwise((0, *cuts, self.cutter.known.count))
-        later = tuple(sum(self.later_s[d][a:b]) for d, (a, b) in zip(self.homes, ends, strict=True))
-        each = zip(whole.timed.backward_s, later, strict=True)
+        pieces = zip(self.homes, pairwise(ends), strict=True)
+        later = tuple(sum(self.later_s[name][a:b]) for name, (a, b) in pieces)
+        each = zip(timed.backward_s, later, strict=True)
         now = tuple(max(0.0, b - w) for b, w in each)
-        timed = replace(whole.timed, backward_s=now)
-        return replace(whole, timed=timed, backward_weight_s=later)
+        return replace(whole, timed=replace(timed, backward_s=now), backward_weight_s=later)
 
 
 def _later_s(
-    graph: Graph, known: Work, costs: Costs, homes: Sequence[int]
-) -> dict[int, list[float]]:
+    graph: Graph, known: Work, costs: Costs, names: Sequence[str]
+) -> dict[str, list[float]]:
     """Return, by device, what of each unit's backward makes gradients of weights that may wait."""
     layers = {op.name for op in graph.ops if op.target in LAYERS}
     found = {}
-    for number in dict.fromkeys(homes):
-        of = costs.ops[costs.cluster.devices[number].name]
-        found[number] = [
+    for name in names:
+        of = costs.ops[name]
+        found[name] = [
             sum(of[n].backward_s - of[n].backward_input_s for n in group if n in layers)
             for group in known.groups
         ]
     return found
 
 
-def _placed(known: Work, cuts: Cuts, line: list[str], shape: str, step_s: float) -> Placement:
+def _placed(known: Work, cuts: Cuts, line: Sequence[str], shape: str, step_s: float) -> Placement:
     ends = (*cuts, known.count)
     homes: list[str] = []
     for device, end in zip(line, ends, strict=True):
@@ -238,12 +242,12 @@ def _placed(known: Work, cuts: Cuts, line: list[str], shape: str, step_s: float)
 
 
 def _require_pieces(
-    graph: Graph, placement: Placement, rows: int, schedule: str, line: list[str]
+    graph: Graph, placement: Placement, rows: int, schedule: str, line: Sequence[str]
 ) -> None:
     """Raise where the pieces of a line do not come out as stages: they wait for nobody between."""
     stages = cut(graph, placement, rows, breaks=placement.breaks)
     found = [stage.device for stage in stages.stages]
-    if found != line:
+    if found != [*line]:
         raise InputError(
             f"schedule '{schedule}' needs the stages {' '.join(line)}, but the model's branches "
             f"make {' '.join(found)}",

@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.planning.stages import (
         Cuts as Cuts,
-        StageCutter as StageCutter,
         neighbours as neighbours,
         searched_cuts as searched_cuts,
         shared_cuts as shared_cuts,

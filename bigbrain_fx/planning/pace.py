@@ -23,33 +23,37 @@ from bigbrain_fx.planning.unit_work import Array, Numbers
 
 
 def chain_of(line: Line, split: Split, setting: Setting, again: Sequence[int]) -> TimedStages:
-    """Return the stages that a split makes; stages `again` run their forward twice."""
+    """Return the stages that a split makes; stages `again` run their forward twice.
+
+    A device may have several of them, one after the other, as in a loop or a V.
+    """
+    own = {name: setting.cluster.device[name].overheads for name in split.sequence}
+    number = {name: i for i, name in enumerate(dict.fromkeys(split.sequence))}
+    device_of = tuple(number[name] for name in split.sequence)
     forward: list[float] = []
     backward: list[float] = []
-    once: list[float] = []
-    own = [setting.cluster.device[device].overheads for device in split.sequence]
-    for stage, (device, a, b) in enumerate(
+    once = dict.fromkeys(device_of, 0.0)
+    for stage, (name, a, b) in enumerate(
         zip(split.sequence, split.cuts[:-1], split.cuts[1:], strict=True)
     ):
-        until_f, until_b, until_once = line.until(device)
+        until_f, until_b, until_once = line.until(name)
         forward.append(float(until_f[b] - until_f[a]))
         twice_s = forward[-1] if stage in again else 0.0
         backward.append(float(until_b[b] - until_b[a]) + twice_s)
-        once.append(float(until_once[b] - until_once[a]))
+        once[device_of[stage]] += float(until_once[b] - until_once[a])
     stage_of = line.stage_of(split)
     values = line.between(stage_of)
-    stages = tuple(range(len(own)))
-    wires = Wires(setting.cluster, split.sequence)
-    there, back = messages(values, line.work, stage_of, stages, wires)
+    wires = Wires(setting.cluster, tuple(number))
+    there, back = messages(values, line.work, stage_of, device_of, wires)
     return TimedStages(
-        stages,
+        device_of,
         tuple(forward),
-        tuple(backward) if line.work.trains else (0.0,) * len(own),
+        tuple(backward) if line.work.trains else (0.0,) * len(forward),
         _merged(there),
         _merged(back),
-        {stage: each.step_s for stage, each in enumerate(own)},
-        {stage: each.instruction_s for stage, each in enumerate(own)},
-        dict(enumerate(once)),
+        {number[name]: each.step_s for name, each in own.items()},
+        {number[name]: each.instruction_s for name, each in own.items()},
+        once,
     )
 
 

@@ -1,21 +1,18 @@
-"""Placement of units -> stages, as the cut makes them, with their times and their messages.
+"""Placement of units -> stages, as the cut makes them, and their messages.
 
 A device runs stages and not single units: a stage waits for all that it reads and sends when all of
-it is done. This module is `plan.cut` in arrays, for methods that compare thousands of placements; a
-test holds the two together. The module does not know an order in time.
+it is done. The module does not know an order in time.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from bigbrain_fx.core import Cluster, Overheads
-from bigbrain_fx.planning.clock import Message, TimedStages
+from bigbrain_fx.planning.clock import Message
 from bigbrain_fx.planning.device_kinds import bytes_per_s
 
 if TYPE_CHECKING:
@@ -81,82 +78,6 @@ def messages(
                 ends = device_of[b], device_of[a]
                 back.append(wires.message(b, a, value.gradient_bytes, *ends))
     return tuple(there), tuple(back)
-
-
-@dataclass(frozen=True)
-class StageCutter:
-    """The units of a graph, ready to be cut for one placement after another.
-
-    Attributes:
-        known: the units, none of them fused, in the order of the graph.
-        cluster: the devices.
-    """
-
-    known: Work
-    cluster: Cluster
-
-    def stages(self, homes: Sequence[int]) -> TimedStages:
-        """Cut a placement: `homes` are numbers of devices, one per unit."""
-        return self._timed(stage_lists(self._before, self._after, homes), homes)
-
-    def pieces(self, cuts: Sequence[int], line: Sequence[int]) -> TimedStages:
-        """Cut units in order into pieces; `line` is the device of each, which may come again."""
-        ends = (0, *cuts, self.known.count)
-        stages = [list(range(a, b)) for a, b in pairwise(ends)]
-        homes = [device for device, own in zip(line, stages, strict=True) for _ in own]
-        return self._timed(stages, homes)
-
-    def _timed(self, stages: Sequence[list[int]], homes: Sequence[int]) -> TimedStages:
-        stage_of = [0] * len(homes)
-        for number, units in enumerate(stages):
-            for unit in units:
-                stage_of[unit] = number
-        device_of = tuple(homes[units[0]] for units in stages)
-        on = [self.known.on[self.cluster.devices[home].name] for home in device_of]
-        forward_s = [float(o.forward_s[u].sum()) for o, u in zip(on, stages, strict=True)]
-        again_s = forward_s if self.known.recompute else [0.0] * len(stages)
-        backward_s = [
-            float(o.backward_s[u].sum()) + twice_s
-            for o, u, twice_s in zip(on, stages, again_s, strict=True)
-        ]
-        own = {home: self.cluster.devices[home].overheads for home in device_of}
-        return TimedStages(
-            device_of,
-            tuple(forward_s),
-            tuple(backward_s),
-            *messages(self._values(stage_of), self.known, stage_of, device_of, self._wires),
-            {home: each.step_s for home, each in own.items()},
-            {home: each.instruction_s for home, each in own.items()},
-            self._once_s(homes),
-        )
-
-    @cached_property
-    def _before(self) -> list[list[int]]:
-        return neighbours(len(self.known.groups), ((b, a) for a, b in self.known.edges))
-
-    @cached_property
-    def _after(self) -> list[list[int]]:
-        return neighbours(len(self.known.groups), self.known.edges)
-
-    def _values(self, stage_of: Sequence[int]) -> Iterable[Value]:
-        return sorted(self.known.values, key=lambda value: stage_of[value.maker])
-
-    @cached_property
-    def _wires(self) -> Wires:
-        return Wires(self.cluster, [device.name for device in self.cluster.devices])
-
-    def _once_s(self, homes: Sequence[int]) -> dict[int, float]:
-        """Return what each device does once a step: the optimizer, gradients of tied weights."""
-        devices = self.cluster.devices
-        found = dict.fromkeys(homes, 0.0)
-        for unit, home in enumerate(homes):
-            found[home] += float(self.known.once_s[devices[home].name][unit])
-        for weight in self.known.weights:
-            holders = sorted({homes[unit] for unit in weight.readers})
-            for a in holders if weight.trained_bytes else ():
-                others = (self.cluster.wire(devices[a].name, devices[b].name) for b in holders)
-                found[a] += sum(link.transfer_s(weight.trained_bytes) for link in others)
-        return found
 
 
 # ------------------------------------------------------------------------- cuts of a line of pieces

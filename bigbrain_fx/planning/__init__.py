@@ -54,7 +54,6 @@ from bigbrain_fx.planning.units import (
 
 if TYPE_CHECKING:
     from bigbrain_fx.planning.chain import (
-        BestFirst as BestFirst,
         Line as Line,
         Split as Split,
     )
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
         v_line as v_line,
     )
     from bigbrain_fx.planning.cutter import (
+        BestFirst as BestFirst,
         Cutter as Cutter,
         least_busy_s as least_busy_s,
     )

@@ -11,9 +11,11 @@ Source: Alpa (Zheng et al., OSDI'22, section 5.2), with links as resources.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +72,6 @@ class Cutter:
         self._hop_between: dict[tuple[str, str], Hop] = {}
         self._least_busy_s: dict[tuple[int, ...], float] = {}  # by kinds of devices
         self._tails: dict[tuple[object, ...], _Tail] = {}  # without a limit: sequences share ends
-
-    @property
-    def micro_batches(self) -> int:
-        """How many a step has."""
-        return self.setting.micro_batches
 
     def unit_s(self, device: str) -> Array:
         """Return the seconds per micro-batch of what lies between each two places."""
@@ -279,3 +276,100 @@ def range_minima(values: Array, firsts: Numbers, lasts: Numbers) -> Array:
     found = np.minimum(table[level_of, starts], table[level_of, seconds])
     least: Array = np.where(lengths > 0, found, np.inf)
     return least
+
+
+# ------------------------------------------------------------------------------------------------
+# Sequences of devices x limits on the busiest -> the best split, and those met on the way.
+#
+# Best-first over intervals of `most_s`, for all sequences at once. In an interval (low, high) no
+# step is shorter than (least sum under `high`) + (M - 1) low; the one with the least bound is
+# halved next, until that bound is within a gap of the best split found.
+#
+# Source: Alpa (Zheng et al., OSDI'22, section 5.2) scans the limits; here the search proves its
+# gap.
+
+
+_LESS = 1e-12
+"""Of a step: what rounds."""
+_NARROW = 1e-9  # an interval of no width: well above what solvers round by
+
+
+class _Open(NamedTuple):
+    """An interval of `most_s` in which no step is below the bound; no end: nothing is solved."""
+
+    bound_s: float
+    number: int
+    low_s: float
+    high_s: float
+    sum_s: float
+    sequence: Sequence[str]
+
+
+class BestFirst:
+    """One search: mutable; `run` again without sequences goes on where it stopped.
+
+    Args:
+        cutter: the units in one order.
+        best: a split that is known already; what cannot be better is not looked at.
+
+    Attributes:
+        best: the split of least step, of those met and that one.
+        met: every split, by sequence and cuts, in the order in which they were met.
+        compared: how many times a sequence was solved or an interval halved.
+    """
+
+    def __init__(self, cutter: Cutter, best: Split | None = None) -> None:
+        self.cutter, self.best, self.compared = cutter, best, 0
+        self.met: dict[tuple[tuple[str, ...], tuple[int, ...]], Split] = {}
+        self._more = cutter.setting.micro_batches - 1
+        self._heap: list[_Open] = []
+
+    def run(
+        self, sequences: Iterable[Sequence[str]], gap: float, most_steps: int, eager_steps: int = 0
+    ) -> None:
+        """Search.
+
+        Args:
+            sequences: the devices along the pipeline, the best looking first.
+            gap: 0.001: to a thousandth.
+            most_steps: stages that may be solved; reaching it is no error.
+            eager_steps: of these, for the best split of each sequence, whatever its bound; later
+                ones are left out. With 0 a sequence is solved when its bound is the least.
+        """
+        for sequence in sequences:
+            low_s = self.cutter.least_busy_s(sequence)
+            if self.cutter.steps < eager_steps:
+                self._solve(low_s, np.inf, sequence)
+            elif not eager_steps:
+                self._open(low_s, np.inf, self.cutter.least_sum_s(sequence), sequence)
+        while self._heap and self.cutter.steps < most_steps and not self._is_proven(gap):
+            top = heapq.heappop(self._heap)
+            if top.high_s == np.inf:
+                self._solve(top.low_s, np.inf, top.sequence)
+            elif top.high_s > top.low_s * (1 + _NARROW):  # else the split known is the best there
+                middle_s = (top.low_s + top.high_s) / 2
+                self._solve(top.low_s, middle_s, top.sequence)
+                self._open(middle_s, top.high_s, top.sum_s, top.sequence)
+
+    def _is_proven(self, gap: float) -> bool:
+        return self.best is not None and self._heap[0].bound_s >= self._step_s(self.best) * (
+            1 - gap - _LESS
+        )
+
+    def _step_s(self, split: Split) -> float:
+        return split.sum_s + self._more * split.most_s
+
+    def _solve(self, low_s: float, limit_s: float, sequence: Sequence[str]) -> None:
+        split = self.cutter.solve(sequence, limit_s)
+        if split is None:
+            return
+        self.met.setdefault((split.sequence, split.cuts), split)
+        if self.best is None or self._step_s(split) < self._step_s(self.best) * (1 - _LESS):
+            self.best = split
+        self._open(low_s, split.most_s, split.sum_s, sequence)
+
+    def _open(self, low_s: float, high_s: float, sum_s: float, sequence: Sequence[str]) -> None:
+        self.compared += 1
+        bound_s = sum_s + self._more * low_s
+        entry = _Open(bound_s, self.compared, low_s, high_s, sum_s, sequence)
+        heapq.heappush(self._heap, entry)

@@ -22,8 +22,8 @@ from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan.cut import cut, trained
 from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.planning.chain import BestFirst, Line, Split
-from bigbrain_fx.planning.cutter import Cutter
+from bigbrain_fx.planning.chain import Line, Split
+from bigbrain_fx.planning.cutter import BestFirst, Cutter
 from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.piece_memory import Setting
 from bigbrain_fx.planning.unit_work import work

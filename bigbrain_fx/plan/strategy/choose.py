@@ -25,7 +25,6 @@ from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.strategy.partitions import FEW, SetPrices, has_partitions, partitions
 from bigbrain_fx.plan.strategy.space import (
     are_alike,
-    as_cut_s,
     fastest_number,
     grouped,
     micro_batches_are_open,
@@ -282,11 +281,6 @@ class _Chooser:
         """Whether a step of so many seconds is faster than the best by more than can be told."""
         return least_s * (1 + self._gap) < self._best_s
 
-    def _as_cut_s(self, plan: Plan, micro_batches: int) -> float:
-        """Return about a plan's step with another number of micro-batches; 0.0: nobody knows."""
-        is_plain = plan.stages.members == 1 and not plan.stages.again
-        return as_cut_s(plan, micro_batches, self._bound.costs) if is_plain else 0.0
-
     def _beside(self, strategy: Strategy) -> Iterator[Strategy]:
         """Yield what has more room than one without a plan, or may be faster than one with it."""
         failed = self.failures[-1] if self.failures else None
@@ -333,7 +327,7 @@ class _Chooser:
         # whole backwards for each number, split ones for the best alone
         whole = asked if asked.defer is not None else replace(asked, defer=())
         each = [*map(self._bound.of, with_micro_batches(strategy, case))]
-        best = fastest_number(each, partial(make, whole), self._may_be_faster, self._as_cut_s)
+        best = fastest_number(each, partial(make, whole), self._may_be_faster)
         return halved(best, case, make)
 
     def _leave(self, what: str, why: str) -> None:

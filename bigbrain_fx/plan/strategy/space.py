@@ -9,16 +9,14 @@ This file knows devices, and which axes pay; it prices no strategy and plans not
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
 
-from bigbrain_fx.core import Cluster, Costs, OpCost, Stage
+from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import counted_s, is_stopped
-from bigbrain_fx.plan.judge import held_up
 from bigbrain_fx.plan.nouns import Case, Options, Plan
 from bigbrain_fx.plan.replicas import (
     divide,
@@ -101,18 +99,14 @@ def _counts(kinds: Sequence[Names]) -> list[list[int]]:
 #   about_s   12.9  11.9 [11.7] 12.6     planned: the third, the fourth, which is slower, the second
 #
 # A step takes longer the further a number is from the best one: of fewer a pipeline fills late,
-# of more each op is started more often. So neighbours are planned only while they are faster, and
-# would be as the best one is cut. What lacks memory by its bound is planned only where nothing
-# else is there. How a step would be with another number, cut as it is (`as_cut_s`): a replica's
-# first micro-batch, stage by stage, and each further one on its busiest device or link, by the
-# difference to the plan's own number, since sums of gradients and updates take the same in both.
+# of more each op is started more often. So neighbours are planned only while they are faster. What
+# lacks memory by its bound is planned only where nothing else is there.
 
 
 def fastest_number(
     priced: Sequence[Priced],
     make: Callable[[int | None], Plan],
     may_be_faster: Callable[[float], bool],
-    as_cut_s: Callable[[Plan, int], float],
 ) -> Plan:
     """Return the fastest plan of the numbers of micro-batches of one strategy.
 
@@ -120,14 +114,13 @@ def fastest_number(
         priced: the strategy with each number, ascending; one at least.
         make: plans a number; None: as the search of a pipeline finds it.
         may_be_faster: whether a step of at least so many seconds is worth a plan.
-        as_cut_s: about the step of a plan with another number, cut as it is.
 
     Raises:
         BigBrainError: no number makes a plan; the first one's.
     """
     fitting = [each for each in priced if not each.lacks] or priced[-1:]
     start = min(range(len(fitting)), key=lambda i: fitting[i].about_s)
-    climb = _Climb(make, may_be_faster, as_cut_s)
+    climb = _Climb(make, may_be_faster)
     climb.along(fitting[start:])
     climb.along(fitting[:start][::-1])
     if climb.best is None:
@@ -142,7 +135,6 @@ class _Climb:
 
     make: Callable[[int | None], Plan]
     may_be_faster: Callable[[float], bool]
-    as_cut_s: Callable[[Plan, int], float]
     best: Plan | None = None
     failure: BigBrainError | None = field(default=None)
 
@@ -156,10 +148,7 @@ class _Climb:
 
     def _is_promising(self, each: Priced) -> bool:
         assert self.best is not None
-        best_s, number = counted_s(self.best), each.strategy.micro_batches
-        if each.least_s >= best_s or not self.may_be_faster(each.least_s):
-            return False
-        return number is None or self.as_cut_s(self.best, number) < best_s
+        return each.least_s < counted_s(self.best) and self.may_be_faster(each.least_s)
 
     def _is_faster(self, number: int | None) -> bool:
         """Plan one; whether those beyond it are worth a plan."""
@@ -172,56 +161,6 @@ class _Climb:
             return False
         self.best = plan
         return True
-
-
-def as_cut_s(plan: Plan, micro_batches: int, costs_at: Callable[[int], Costs]) -> float:
-    """Return about the step of a plan's stages, as comparisons count it.
-
-    Args:
-        plan: of replicas, whose devices compute alone.
-        micro_batches: of a step, of all replicas together.
-        costs_at: of the model's ops, at so many rows.
-    """
-    own_s = _pipelines_s(plan, plan.micro_batches, costs_at)
-    return counted_s(plan) + _pipelines_s(plan, micro_batches, costs_at) - own_s
-
-
-def _pipelines_s(plan: Plan, micro_batches: int, costs_at: Callable[[int], Costs]) -> float:
-    """Return about the seconds of the slowest replica's forwards and backwards."""
-    stages, times = plan.stages, micro_batches / plan.micro_batches
-    first_s: dict[int, float] = defaultdict(float)
-    busy_s: dict[int, dict[object, float]] = defaultdict(lambda: defaultdict(float))
-    for replica, taken, seconds in _taken(plan, micro_batches, costs_at):
-        first_s[replica] += seconds
-        busy_s[replica][taken] += seconds
-    return max(
-        first_s[replica] + (len(micros) * times - 1) * max(busy_s[replica].values())
-        for replica, micros in enumerate(stages.micros)
-    )
-
-
-def _taken(
-    plan: Plan, micro_batches: int, costs_at: Callable[[int], Costs]
-) -> list[tuple[int, object, float]]:
-    """Return a micro-batch's seconds: of which replica, on which device or link, how long."""
-    rows, stages = plan.graph.batch // micro_batches, plan.stages
-    costs = costs_at(rows)
-    ops = (held_up(costs) or costs).ops
-    found: list[tuple[int, object, float]] = [
-        (stage.replica, stage.device, _stage_s(stage, ops)) for stage in stages.stages
-    ]
-    for edge in stages.edges:
-        if edge.kind in ("activation", "gradient") and not stages.is_local(edge):
-            source, target = stages.stages[edge.source], stages.stages[edge.target]
-            link = plan.cluster.wire(source.device, target.device)
-            wire_s = link.wire_s(edge.nbytes * rows // plan.rows)
-            found.append((source.replica, (source.device, target.device), wire_s))
-    return found
-
-
-def _stage_s(stage: Stage, ops: Mapping[str, Mapping[str, OpCost]]) -> float:
-    own = ops[stage.device]
-    return sum(own[op].forward_s + own[op].backward_s for op in stage.ops)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from bigbrain_fx.core import Axis, Cluster, Costs, Exchange, ZeroStage
+from bigbrain_fx.core import Axis, Cluster, Exchange, ZeroStage
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.memory_check import tensor_bytes
 from bigbrain_fx.plan.nouns import AUTO, Case, Options
@@ -162,10 +162,6 @@ class Bound:
         rows = self.graph.static_batch or self.graph.batch
         times = self.graph.batch // rows
         return {name: each / times for name, each in self.rates(rows).items()}
-
-    def costs(self, rows: int) -> Costs:
-        """Return what the model's ops cost on each device, where none slows another."""
-        return self._priced(rows).costs
 
     def axes(self, members: int) -> tuple[Axis, ...]:
         """Return all axes that so many ranks can divide together."""

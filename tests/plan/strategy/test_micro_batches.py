@@ -26,7 +26,6 @@ def planned(
     steps: Mapping[int, float | None],
     about: Mapping[int, float],
     no: Sequence[int] = (),
-    as_cut: Mapping[int, float] | None = None,
 ) -> tuple[list[int | None], int]:
     """Return the numbers that are planned, and the best, of what each would take; None: no plan."""
     asked: list[int | None] = []
@@ -42,20 +41,13 @@ def planned(
     priced = [
         Priced(Strategy(2, micro_batches=n), 0.5, about[n], fits=True, lacks=n in no) for n in steps
     ]
-    cut_s = as_cut or dict.fromkeys(steps, 0.0)
-    plan: Any = space.fastest_number(priced, make, lambda _: True, lambda _, number: cut_s[number])
+    plan: Any = space.fastest_number(priced, make, lambda _: True)
     return asked, plan.number
 
 
 def test_neighbours_are_planned_while_they_are_faster() -> None:
     steps = {2: 9.0, 4: 4.0, 8: 3.0, 16: 2.0, 32: 2.5, 64: 1.0}
     assert planned(steps, {**dict.fromkeys(steps, 5.0), 8: 1.0}) == ([8, 16, 32, 4], 16)
-
-
-def test_counts_slower_than_the_best_cut_are_not_planned() -> None:
-    steps = {4: 4.0, 8: 3.0, 16: 2.0}
-    about = {4: 2.0, 8: 1.0, 16: 2.0}
-    assert planned(steps, about, as_cut={4: 2.9, 8: 3.0, 16: 3.1}) == ([8, 4], 8)
 
 
 def test_fewer_rows_are_planned_until_some_fit() -> None:

@@ -8,7 +8,7 @@ devices in every order replace submeshes. `planning.best_first` replaces the sca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -27,6 +27,7 @@ from bigbrain_fx.planning import (
     chain_of,
     device_orders,
     in_flight_at,
+    nearest,
     polished,
     step_s,
     unit_orders,
@@ -96,11 +97,9 @@ class ChainDP:
         most_s = found.step_s * (1 + self.block_gap)
         return found if other is None or other.step_s > most_s else other
 
-    def cutters(self, known: Work, cluster: Cluster, memory_scale: float = 1.0) -> Iterator[Cutter]:
+    def cutters(self, known: Work, cluster: Cluster) -> Iterator[Cutter]:
         """Yield the units in every order that is tried, ready to be cut."""
-        setting = Setting(
-            cluster, self.micro_batches, in_flight=self.in_flight, memory_scale=memory_scale
-        )
+        setting = Setting(cluster, self.micro_batches, in_flight=self.in_flight)
         for order in unit_orders(known.count, known.edges):
             yield Cutter(Line(known, order, MOST_UNITS), setting)
 
@@ -179,25 +178,19 @@ class ChainDP:
 
     def no_plan(self, known: Work, cluster: Cluster) -> NoPlanError:
         """Return the error for a model that does not fit, with the nearest to what does."""
-        every: list[tuple[str, ...]] = []
-
-        def fits(scale: float) -> list[str] | None:
-            cutter = next(self.cutters(known, cluster, scale))
-            if not every:
-                ranked = sorted(self.sequences(cutter), key=len, reverse=True)
-                every.extend(s for s in ranked if len(s) <= cutter.line.count)
-            splits = (cutter.solve(s, float("inf")) for s in every[:_SEQUENCES_TO_EXPLAIN])
-            found = next((split for split in splits if split is not None), None)
-            return None if found is None else cutter.line.homes(found)
-
-        scale, homes = _least_scale(fits)
-        if homes is None:
+        cutter = next(self.cutters(known, cluster))
+        ranked = sorted(self.sequences(cutter), key=len, reverse=True)
+        every = [s for s in ranked if len(s) <= cutter.line.count][:_SEQUENCES_TO_EXPLAIN]
+        found = [*nearest(cutter.line, cutter.setting, every, most=2.0**40)]
+        if not found:
             count, devices = known.count, len(cluster.devices)
             return NoPlanError(
                 f"{devices} devices cannot share {count} groups of ops that stay together",
                 code="BX1405",
                 help=f"use at most {count} devices, or let the planner leave some out",
             )
+        scale, split = min(found, key=lambda each: each[0])
+        homes = cutter.line.homes(split)
         return NoPlanError(
             "no split fits into the devices' memory; this is the nearest",
             code="BX1406",
@@ -276,23 +269,3 @@ def in_flight_by_device(
         device: in_flight_at(len(devices), len(before), micro_batches, in_flight)
         for device, devices in before.items()
     }
-
-
-_PRECISION = 1.01
-
-
-def _least_scale(
-    fits: Callable[[float], Sequence[str] | None],
-) -> tuple[float, Sequence[str] | None]:
-    """Return the least factor on all memories with which something fits, to a hundredth."""
-    low, high = 1.0, 2.0
-    split = fits(high)
-    while split is None and high < 2.0**40:
-        low, high = high, high * 2
-        split = fits(high)
-    while high / low > _PRECISION:
-        middle = (low * high) ** 0.5
-        closer = fits(middle)
-        low, high = (middle, high) if closer is None else (low, middle)
-        split = closer or split
-    return high, split

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         BestFirst as BestFirst,
         Cutter as Cutter,
         least_busy_s as least_busy_s,
+        nearest as nearest,
     )
     from bigbrain_fx.planning.known_orders import (
         Ranked as Ranked,

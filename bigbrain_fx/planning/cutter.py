@@ -12,8 +12,9 @@ Source: Alpa (Zheng et al., OSDI'22, section 5.2), with links as resources.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -276,6 +277,40 @@ def range_minima(values: Array, firsts: Numbers, lasts: Numbers) -> Array:
     found = np.minimum(table[level_of, starts], table[level_of, seconds])
     least: Array = np.where(lengths > 0, found, np.inf)
     return least
+
+
+LEAST, MORE, PRECISION = 0.9, 1.4, 1.01
+"""Of every device's memory: shares from which on the least is sought, and how exactly."""
+
+
+def nearest(
+    line: Line, setting: Setting, sequences: Iterable[Sequence[str]], most: float = MORE
+) -> Iterator[tuple[float, Split]]:
+    """Yield, for each sequence, the share of memory with which a split fits, and the split.
+
+    The memory of a piece is an upper bound only: a split that needs a little more memory may fit.
+    """
+    for sequence in sequences:
+        solve = partial(_within_share, line, setting, sequence)
+        low, high = LEAST, MORE
+        split = solve(high)
+        while split is None and high < most:
+            low, high = high, 2 * high
+            split = solve(high)
+        if split is None:
+            continue
+        while high / low > PRECISION:
+            middle = (low * high) ** 0.5
+            closer = solve(middle)
+            low, high = (middle, high) if closer is None else (low, middle)
+            split = closer or split
+        yield high, split
+
+
+def _within_share(
+    line: Line, setting: Setting, sequence: Sequence[str], share: float
+) -> Split | None:
+    return Cutter(line, replace(setting, memory_scale=share)).solve(sequence, np.inf)
 
 
 # ------------------------------------------------------------------------------------------------

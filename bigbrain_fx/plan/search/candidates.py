@@ -29,7 +29,6 @@ from bigbrain_fx.planning import (
 GAP = 1e-3
 _TAPERED = 8
 """Sequences of devices for which a split that ends together is made, too."""
-_LEAST_SHARE, _MOST_SHARE, _PRECISION = 0.9, 1.4, 1.01
 _PACED = 4
 """Splits whose pace is looked at, for each that is simulated."""
 
@@ -111,14 +110,6 @@ def _again(line: Line, setting: Setting, split: Split) -> tuple[int, ...]:
     return tuple(s for s in range(count) if room[s] < min(setting.micro_batches, count - s))
 
 
-def repaced(found: Found, cutter: Cutter) -> Found:
-    """Return a polished split with the best choice of what to keep in flight."""
-    if not found.line.work.trains:
-        return found
-    choices = _choices(found.line, cutter.setting, found.split, None)
-    return min([found, *choices], key=lambda entry: entry.step_s)
-
-
 # --------------------------------------------------------------------------- settings
 
 
@@ -157,30 +148,6 @@ def _poorer(cluster: Cluster, links: float = 1.0, memory: float = 1.0) -> Cluste
         default_link=slower(cluster.default_link),
         links=tuple((a, b, slower(link)) for a, b, link in cluster.links),
     )
-
-
-def nearest(
-    line: Line, setting: Setting, sequences: Sequence[Sequence[str]]
-) -> Iterator[tuple[Split, float]]:
-    """Yield, for each sequence, the split that fits with the least memory, and that as a share.
-
-    The memory of a piece is an upper bound only: a split that needs a little more memory may fit.
-    """
-    for sequence in sequences:
-        low, high, found = _LEAST_SHARE, _MOST_SHARE, None
-        middle = high
-        while True:
-            cutter = Cutter(line, replace(setting, memory_scale=middle))
-            split = cutter.solve(sequence, float("inf"))
-            if split is None and found is None:
-                break  # not even with the most
-            low, high = (low, middle) if split is not None else (middle, high)
-            found = found if split is None else split
-            if high / low <= _PRECISION:
-                break
-            middle = (low * high) ** 0.5
-        if found is not None:
-            yield found, high
 
 
 def shifted(split: Split) -> Iterator[Split]:

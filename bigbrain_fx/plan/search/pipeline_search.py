@@ -16,9 +16,7 @@ from bigbrain_fx.plan.search.candidates import (
     Scored,
     by_pace,
     is_tight,
-    nearest,
     paced,
-    repaced,
     settings,
     shifted,
     splits,
@@ -43,6 +41,7 @@ from bigbrain_fx.planning import (
     canonical,
     device_orders,
     least_busy_s,
+    nearest,
     polished,
     unit_orders,
     whole_layers,
@@ -178,7 +177,7 @@ class PipelineSearch:
                 every = device_orders(
                     self.ask.cluster, self.limits.sequences, line.rough(at.micro_batches)
                 )
-                for split, share in nearest(line, setting, every[:_NEAREST]):
+                for share, split in nearest(line, setting, every[:_NEAREST]):
                     found.append((share, at.micro_batches, line, split))
         found.sort(key=lambda entry: entry[0])
         for _, micro, line, split in found[:_MOST_NEAREST]:
@@ -209,8 +208,7 @@ class PipelineSearch:
         at = next(at for at in self.at if at.micro_batches == entry.micro_batches)
         setting = Setting(at.left, at.micro_batches, bool(entry.recompute), at_most=1)
         cutter = Cutter(entry.line, setting)
-        found = polished(cutter, entry, self.limits.visits)
-        return entry if found is entry or self.ask.in_flight else repaced(found, cutter)
+        return polished(cutter, entry, self.limits.visits)
 
     def _shortlist(self, found: Sequence[Found]) -> list[Found]:
         """Return the fastest, and the fastest of each number of micro-batches and devices.

@@ -32,10 +32,10 @@ from tests.support.search_cases import SOURCE, auto, case, equal, even_chain, qu
 
 
 def test_a_refusal_that_nobody_reads_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def looked_for(fits: object) -> None:
+    def looked_for(*about: object, most: float) -> None:
         raise AssertionError("the nearest split was looked for")
 
-    monkeypatch.setattr("partitioners.chain_dp._least_scale", looked_for)
+    monkeypatch.setattr("partitioners.chain_dp.nearest", looked_for)
     graph, cluster = case(3, 6, 2, 1)
     costs = estimator("analytical").estimate(graph.at(8), cluster)
     with pytest.raises(NoPlanError) as caught:

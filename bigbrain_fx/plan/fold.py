@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bigbrain_fx.core import Costs, Graph, Placement, Stages
+from bigbrain_fx.core import Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.plan.recompute import LAYERS
-from bigbrain_fx.plan.schedule import Fold, line_of, traits
+from bigbrain_fx.plan.schedule import Fold, traits
 from bigbrain_fx.planning import (
     Cuts,
     OrderClock,
@@ -88,14 +88,6 @@ def folded(
     found = _placed(known, cuts, homes, fold.shape, step_s)
     _require_pieces(graph, found, rows, schedule, homes)
     return found
-
-
-def is_folded(stages: Stages, schedule: str) -> bool:
-    """Whether stages lie as a schedule of virtual stages has them."""
-    fold, devices = traits(schedule).fold, len(stages.devices)
-    if fold is None or stages.micros:
-        return False
-    return line_of(stages) == fold.line(devices, len(stages.stages) // devices)
 
 
 def taken_counts(batch: int, schedule: str | None, devices: int) -> list[int]:

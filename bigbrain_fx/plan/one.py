@@ -30,7 +30,6 @@ from bigbrain_fx.plan.features import Marking, marked, seen_by_planners
 from bigbrain_fx.plan.fold import (
     folded,
     in_layers,
-    is_folded,
     micro_option,
     taken_counts,
 )
@@ -43,7 +42,6 @@ from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see, require_capacity
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import (
-    is_mirrored,
     stage_costs,
     traits,
     with_saved_in_stores,
@@ -354,8 +352,5 @@ def schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule: 
     """Return the schedule that was asked for where it goes with the stages; else one that does."""
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
-    if "weights" in options.offload:
-        return schedule
-    suits = is_mirrored(stages) if traits(schedule).joins else stages.is_chain
-    fits = keep_schedule or suits or is_folded(stages, schedule)
-    return schedule if fits else "list"
+    keeps = keep_schedule or "weights" in options.offload or traits(schedule).suits(stages)
+    return schedule if keeps else "list"

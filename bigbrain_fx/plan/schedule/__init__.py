@@ -70,7 +70,6 @@ from bigbrain_fx.plan.schedule.orders import (
     ZeroBubbleH1 as ZeroBubbleH1,
     ZeroBubbleV as ZeroBubbleV,
     goes_in_row as goes_in_row,
-    is_mirrored as is_mirrored,
 )
 from bigbrain_fx.plan.schedule.stage_part import (
     Part as Part,
@@ -80,7 +79,6 @@ from bigbrain_fx.plan.schedule.stage_part import (
 from bigbrain_fx.plan.schedule.virtual import (
     Fold as Fold,
     Schedule as Schedule,
-    line_of as line_of,
     virtual_stages as virtual_stages,
 )
 

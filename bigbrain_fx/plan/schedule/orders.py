@@ -250,6 +250,11 @@ class Gems(Schedule):
     takes_in_flight = False
 
     @override
+    @classmethod
+    def suits(cls, stages: Stages) -> bool:
+        return is_mirrored(stages)
+
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:

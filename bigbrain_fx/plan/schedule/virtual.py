@@ -58,6 +58,14 @@ class Schedule:
     fold: ClassVar[Fold | None] = None
     takes_in_flight: ClassVar[bool] = True
 
+    @classmethod
+    def suits(cls, stages: Stages) -> bool:
+        """Whether stages lie on the devices as a line, or as it folds one."""
+        if cls.fold is None or stages.micros or stages.is_chain:
+            return stages.is_chain
+        devices = len(stages.devices)
+        return line_of(stages) == cls.fold.line(devices, len(stages.stages) // devices)
+
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:

@@ -18,7 +18,6 @@ from bigbrain_fx.planning.device_kinds import bytes_per_s, seen_devices
 _BEAM = 24
 _PER_LENGTH = 3
 _LENGTHS = 16
-_BYTES = 1 << 20
 
 Path = tuple[int, ...]  # numbers of devices
 
@@ -42,25 +41,17 @@ class Rough:
     held_bytes: float = 0.0
     ranks: Mapping[str, int] = field(default_factory=dict)
 
-    @staticmethod
-    def of(cluster: Cluster) -> Rough:
-        """Return what can be said without a graph: a work of 10 GFLOP, and cuts of 1 MiB."""
-        whole = {device.name: 1e10 / device.flops_per_s for device in cluster.devices}
-        return Rough(whole, _BYTES, _BYTES, 8)
 
-
-def device_orders(
-    cluster: Cluster, most: int, rough: Rough | None = None
-) -> tuple[tuple[str, ...], ...]:
+def device_orders(cluster: Cluster, most: int, rough: Rough) -> tuple[tuple[str, ...], ...]:
     """Return orders of subsets of the devices, those that look best first.
 
     Args:
         cluster: the devices and their links.
         most: where all orders are more, promising ones are returned, not many more than so many.
             Devices that could change places without a difference count as one.
-        rough: about what a pipeline takes; without it, of work and cuts of a middling size.
+        rough: about what a pipeline takes.
     """
-    known = _Known(cluster, rough or Rough.of(cluster))
+    known = _Known(cluster, rough)
     every = list(islice(_distinct(known.kinds), most + 1))
     paths = every if len(every) <= most else list(_promising(known, most))
     names = known.names

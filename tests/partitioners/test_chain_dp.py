@@ -24,7 +24,6 @@ from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning.chain import Line, Split
 from bigbrain_fx.planning.cutter import BestFirst, Cutter
-from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.piece_memory import Setting
 from bigbrain_fx.planning.unit_work import work
 from bigbrain_fx.planning.units import unit_orders
@@ -32,6 +31,7 @@ from partitioners.chain_dp import MOST_STEPS, MOST_UNITS, ChainDP
 from tests.support.brute_force import every_split, plain_fits, plain_step_s, unlike_cluster
 from tests.support.examples import quick
 from tests.support.reserved import reserved as bytes_of
+from tests.support.rough import device_orders
 from tests.support.synthetic import (
     GIB,
     chain_graph,

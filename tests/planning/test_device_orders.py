@@ -11,7 +11,7 @@ import pytest
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.planning.device_kinds import seen_devices
-from bigbrain_fx.planning.device_orders import device_orders
+from tests.support.rough import device_orders
 from tests.support.synthetic import chain_graph, cluster_of, device
 
 FAST, SLOW = Link(1e-5, 1e8), Link(2e-4, 4e6)

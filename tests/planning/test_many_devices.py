@@ -9,7 +9,8 @@ import pytest
 
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.plan import Options, Source, make_plan
-from bigbrain_fx.planning import device_orders, looked_at, of_how_many
+from bigbrain_fx.planning import looked_at, of_how_many
+from tests.support.rough import device_orders
 from tests.support.synthetic import chain_graph
 
 

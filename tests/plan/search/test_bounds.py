@@ -21,11 +21,11 @@ from bigbrain_fx.plan.search.pipeline_search import bound_of_all
 from bigbrain_fx.planning import estimator, partitioner
 from bigbrain_fx.planning.chain import Line
 from bigbrain_fx.planning.cutter import Cutter, range_minima
-from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.pace import chain_of, falling, step_s
 from bigbrain_fx.planning.piece_memory import Setting
 from bigbrain_fx.planning.unit_work import Work, work
 from tests.support.messages import refused
+from tests.support.rough import device_orders
 from tests.support.search_cases import SOURCE, auto, case, equal, even_chain, quick, seeds
 
 # --------------------------------------------------------------------------- bounds

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.elsewhere import Elsewhere
@@ -32,19 +31,19 @@ from bigbrain_fx.bundles.entries import (
     require_one_number,
 )
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
-from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
+from bigbrain_fx.bundles.launch import Run, RunOptions
 from bigbrain_fx.bundles.session_devices import require_session
+from bigbrain_fx.bundles.session_run import SessionRun
 from bigbrain_fx.core import ROW_COUNTS, Shown
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Explanation, Plan, explain
-from bigbrain_fx.supervisor import Event, Feed, warn
+from bigbrain_fx.supervisor import Event, warn
 from bigbrain_fx.weights import Scratch, tensors_apart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 OF_MODULE = "module."  # as in runtime/feeding.py
-LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
 
 
 _RATES = (
@@ -84,7 +83,6 @@ class Session(Shown):
             `state_dict` is read, and after a `with` block that ends well.
         steps: number of sent batches, those before a resumed run included. events: of the
             processes: deaths, replacements.
-        done: the run, once it has ended.
     """
 
     def __init__(
@@ -100,7 +98,6 @@ class Session(Shown):
         self._given_state = 0  # and whose state the optimizer
         self.events: list[Event] = []
         self._losses: dict[int, float] = {}
-        self._changed = threading.Condition()
         self._begin(begun)
         self._enter()
 
@@ -112,18 +109,9 @@ class Session(Shown):
         self.made, self._constants = begun.made, begun.constants
         self._row_counts, self._cutter = begun.row_counts, begun.cutter
         self._entries = entries(plan)
-        self._states: list[dict[str, int]] = []  # that were asked for and have come
-        self._error: BaseException | None = None
-        self._ended = False
-        self.done: Run | None = None
-        self._feed = Feed(self._hear_first, self._hear_state)
-        self._thread = threading.Thread(
-            target=self._run, args=(begun.options,), name="bigbrain-fx", daemon=True
-        )
-        self._thread.start()
+        self._run = SessionRun(self.bundle, begun.options, self.events, self._losses)
         _OPEN.add(self)
-        self._wait(lambda: self._feed.first is not None)
-        self.steps = self._feed.first or 0
+        self.steps = self._run.begin()
 
     def _begin_again(self) -> bool:
         """Go on with a trace that takes the numbers which have changed; tell whether one does."""
@@ -135,16 +123,22 @@ class Session(Shown):
                 self._give_weights()
             self._leave()
             try:
-                begun = self._again(self._constants, self.bundle, commits)
-            except BigBrainError:  # no trace takes them: the loss asks `if beta > 0`, say
-                begun = None
-            if begun is not None:
-                self._end_devices()
-                self._begin(begun)
-                names = ", ".join(self._constants.module.sent)
-                warn(f"{names}: the loop changes it, and the model was split again to take it")
-        self._enter()
-        return begun is not None
+                return self._goes_on(self._again, commits)
+            finally:
+                self._enter()
+
+    def _goes_on(self, again: Again, commits: Path) -> bool:
+        try:
+            begun = again(self._constants, self.bundle, commits)
+        except BigBrainError:  # no trace takes them, or no device fits
+            return False
+        if begun is None:
+            return False
+        self._end_devices()
+        self._begin(begun)
+        names = ", ".join(self._constants.module.sent)
+        warn(f"{names}: the loop changes it, and the model was split again to take it")
+        return True
 
     def _enter(self) -> None:
         """Hear of what the loop does with its module and optimizer."""
@@ -187,7 +181,7 @@ class Session(Shown):
 
     def __str__(self) -> str:
         """Show how far it is."""
-        how = "has ended" if self._ended else "is open"
+        how = "has ended" if self._run.has_ended else "is open"
         deaths = sum(event["event"] == "died" for event in self.events)
         replaced = f", {deaths} processes replaced" if deaths else ""
         return f"{self.plan.graph.name}: {self.steps} steps, {how}{replaced}\n{self.plan}"
@@ -207,7 +201,7 @@ class Session(Shown):
         """Hand over a batch, and do not wait; return its step's number, for `loss`."""
         from safetensors.torch import save
 
-        self._require_open()
+        self._run.require_open()
         if self.leaves_out(batch):
             what = "the batch has fewer rows than the example, and drop_last = True leaves it out"
             raise InputError(
@@ -218,7 +212,7 @@ class Session(Shown):
             found = self._taken(batch) | self._written()
         if self._optimizer is not None:
             found |= self._optimizer.entries()
-        self._feed.put(self.steps, [save(tensors_apart(found))])
+        self._run.put(self.steps, save(tensors_apart(found)))
         self.steps += 1
         return self.steps - 1
 
@@ -226,7 +220,7 @@ class Session(Shown):
         try:
             return self._found(batch)
         except InputError as error:
-            if error.code != "BX2152b" or not self._begin_again():
+            if error.code not in ("BX2152", "BX2152b") or not self._begin_again():
                 raise
         return self._found(batch)
 
@@ -290,8 +284,7 @@ class Session(Shown):
             raise InputError(
                 f"no batch of step {step} was sent", code="BX3139", help="give what `send` returned"
             )
-        self._wait(lambda: step in self._losses)
-        return self._losses[step]
+        return self._run.loss(step)
 
     def __call__(self, *_: object) -> None:
         """Refuse to be a model: nobody here could give its output a gradient.
@@ -341,13 +334,13 @@ class Session(Shown):
 
         The module computes in this process; the devices wait for the next batch.
         """
-        self._require_open()
+        self._run.require_open()
         self._refresh()
         return self.module.eval()
 
     def _refresh(self) -> None:
         """Give the caller's module the weights of now, unless the caller wrote others."""
-        if not self._ended and self._is_older():
+        if not self._run.has_ended and self._is_older():
             self._give_weights()
 
     def _is_older(self) -> bool:
@@ -382,11 +375,7 @@ class Session(Shown):
 
     def _commit(self, folder: Path) -> Path:
         """Write the state of all devices as a commit; it is taken between two steps."""
-        self._require_open()
-        self._wait(lambda: self.steps == self._feed.first or self.steps - 1 in self._losses)
-        self._feed.ask(self.steps)
-        self._wait(lambda: bool(self._states))
-        files = self._states.pop()
+        files = self._run.state(self.steps)
         try:
             commit_held(self.bundle, folder, files)
         finally:
@@ -405,7 +394,7 @@ class Session(Shown):
         return self.done
 
     def _give_last(self) -> None:
-        if self._optimizer is None or self._ended:
+        if self._optimizer is None or self._run.has_ended:
             return self._refresh()
         try:
             self._give_all()
@@ -418,11 +407,13 @@ class Session(Shown):
         self._end_devices()
 
     def _end_devices(self) -> None:
-        if not self._ended:
-            self._feed.stop()
-        self._thread.join()
+        self._run.end()
         _OPEN.discard(self)
-        self._feed.close()
+
+    @property
+    def done(self) -> Run | None:
+        """The run, once it has ended."""
+        return self._run.done
 
     def __enter__(self) -> Session:
         return self
@@ -432,48 +423,6 @@ class Session(Shown):
             self.close()
         else:
             self._end()
-
-    # ------------------------------------------------------------------ the supervisor's thread
-
-    def _run(self, options: RunOptions) -> None:
-        try:
-            self.done = run(
-                self.bundle, options, self._hear_step, on_event=self.events.append, feed=self._feed
-            )
-        except BaseException as error:  # it is raised again where the caller waits
-            self._error = error
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def _hear_first(self, step: int) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _hear_step(self, line: StepLine) -> None:
-        with self._changed:
-            self._losses[line.step] = line.loss
-            self._changed.notify_all()
-
-    def _hear_state(self, step: int, files: Mapping[str, int]) -> None:
-        with self._changed:
-            self._states.append(dict(files))
-            self._changed.notify_all()
-
-    def _wait(self, is_there: Any) -> None:  # noqa: ANN401  # a condition
-        with self._changed:
-            while not is_there() and not self._ended:
-                self._changed.wait(LOOK_S)
-        if not is_there():
-            self._require_open()
-
-    def _require_open(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._ended:
-            raise InputError(
-                "this session has ended", code="BX3141", help="make another: machine(model, ...)"
-            )
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -28,9 +28,10 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.scale = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x)))
+        return self.b(torch.tanh(self.a(x) * self.scale))
 
 
 def batches() -> list[dict[str, Tensor]]:
@@ -88,6 +89,16 @@ class OfGlobal(Annealed):
         globals()["WEIGHT"] = 0.1 * (step + 1)
 
 
+class OfModule(Annealed):
+    """The same, of a module of the model."""
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        return F.mse_loss(output, batch["y"])
+
+    def change(self, step: int) -> None:
+        self.model.scale = 1.0 - 0.1 * step
+
+
 class Taught(Loop):
     """A teacher is an average of the model."""
 
@@ -118,7 +129,7 @@ class Branched(Annealed):
 
 
 @pytest.mark.gate("Annealed")
-@pytest.mark.parametrize("kind", [Annealed, OfGlobal, Taught])
+@pytest.mark.parametrize("kind", [Annealed, OfGlobal, OfModule, Taught])
 def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     kind: Callable[[], Loop], tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ class Copied:
     def _refused(self, moved: list[str], now: Attributes) -> InputError:
         name = next((n for n in moved if n in self.read), moved[0])
         values = f"it was {self.before.said(name)}, it is {now.said(name)}"
-        if name not in self.read:
+        if not name.startswith("`"):
             return InputError(
                 f"the module's {name} has changed since the session began ({values}), and devices "
                 "train what it was",

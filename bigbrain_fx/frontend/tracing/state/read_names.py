@@ -56,9 +56,10 @@ class Place:
 def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
     """Return what a model's classes and a loss read, by a name to show: "`beta`".
 
+    Numbers of the model's own modules have the names that `Attributes` has: "head.scale".
+
     Args:
-        model: functions of its classes are followed, where those are the user's own. Its modules'
-            attributes are not listed.
+        model: functions of its classes are followed, where those are the user's own.
         loss: a function, a method, a partial, a module or an object that is called; None without.
     """
     found = _Reading(model)
@@ -76,6 +77,8 @@ class _Reading:
         self._names = {"forward", "__call__"}  # that followed functions look up
         self._codes: set[CodeType] = set()
         self._seen = {id(part) for part in model.modules()}
+        named = model.named_modules()
+        self._parts = [(path, part) for path, part in named if is_own(file_of(type(part)))]
         self._kinds: dict[type, None] = {}
         self._add_kinds(*(type(part) for part in model.modules()))
         self._objects: dict[int, tuple[str, Any]] = {}
@@ -86,6 +89,11 @@ class _Reading:
         while before != (before := (len(self._names), len(self._objects), len(self._kinds))):
             for kind in list(self._kinds):
                 self._look_up_functions(kind)
+            for path, part in self._parts:
+                for key in self._names & vars(part).keys():
+                    if type(vars(part)[key]) in (int, float):
+                        name = f"{path}.{key}" if path else key
+                        self.places.setdefault(name, Place(vars(part), key))
             for name, holder in list(self._objects.values()):
                 for key in self._names & _attributes(holder):
                     self._add_place(f"{name}.{key}", Place(holder, key))

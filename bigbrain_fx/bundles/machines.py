@@ -121,7 +121,8 @@ class Machine(Shown):
             loss: as in `__call__`.
             steps: end after so many, else with the data.
             epochs: how often the data are read.
-            on_step: receives each step and its loss.
+            on_step: receives each step and its loss, before the next batch is sent. It may read
+                and change the model and the optimizer's options, as a loop does between steps.
             how: as in `__call__`.
 
         Raises:
@@ -143,11 +144,12 @@ class Machine(Shown):
         if how.get("drop_last") is None and _has_remainder(data):
             how["drop_last"] = False
         waiting: deque[int] = deque()
+        ahead = AHEAD if on_step is None else 0  # it may read and change weights, rates, the loss
         with self(model, example_batch=seen[0], loss=loss, seen=seen, **how) as session:
             kept = (batch for batch in chain(seen, batches) if not session.leaves_out(batch))
             for batch in islice(kept, steps):
                 waiting.append(session.send(batch))
-                _hear(session, waiting, AHEAD, on_step)
+                _hear(session, waiting, ahead, on_step)
             _hear(session, waiting, 0, on_step)
             if steps is not None and session.steps < steps:
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")

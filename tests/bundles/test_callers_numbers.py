@@ -150,6 +150,19 @@ def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     assert [name for name, tensor in want.items() if not torch.equal(tensor, have[name])] == []
 
 
+def test_a_training_with_a_callback_is_the_loop_with_it(tmp_path: Path) -> None:
+    plain, trained = Taught(), Taught()
+    plain.plain()
+    about: Any = {"loss": trained.loss, "optimizer": trained.optimizer, "rehearse": False}
+    machine = bb.machine(write_cluster(tmp_path))
+    about["on_step"] = lambda step, _loss: trained.change(step)
+    machine.train(trained.model, batches(), options=bb.Options("naive", micro_batches=1), **about)
+    pairs = [(plain.model, trained.model), (plain.teacher, trained.teacher)]
+    for one, other in pairs:
+        tensors = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+        assert all(torch.equal(a, b) for a, b in tensors)
+
+
 def test_a_number_that_a_branch_goes_by_is_refused(tmp_path: Path) -> None:
     loop = Branched()
     with loop.split(bb.machine(write_cluster(tmp_path))) as session:

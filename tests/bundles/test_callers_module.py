@@ -411,6 +411,26 @@ def test_a_teacher_of_the_loss_that_the_loop_updates_is_refused(through: str) ->
         constants.require(batch)
 
 
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "type": lambda module: module.half(),
+    "mode": lambda module: module.get_submodule("1").eval(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_another_type_or_mode_is_refused(change: Callable[[nn.Module], object]) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    batch: dict[str, object] = {"input": torch.ones(8, 4)}
+    constants = Constants(module, batch, Scaled(), None)
+    constants.require(batch)
+    module.eval()  # a validation: devices train all the same
+    constants.require(batch)
+    module.train()
+    change(module)
+    with refused("BX2152", bb.InputError):
+        constants.require(batch)
+
+
 def test_a_name_that_counts_nothing_may_change() -> None:
     made = Scaled()
     batch: dict[str, object] = {"input": torch.ones(8, 4)}

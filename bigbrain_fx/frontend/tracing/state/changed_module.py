@@ -83,6 +83,22 @@ class Copied:
     def accept(self) -> None:
         """Accept the module's present state, without weights, as the state that devices have."""
         self.before = self._now()
+        self.forms = self._forms()
+
+    def _forms(self) -> dict[str, object]:
+        """Return types and shapes of tensors; modes of the parts, while the module is to train."""
+        found: dict[str, object] = {
+            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for name, tensor in self.tensors().items()
+        }
+        parts = self.model.named_modules() if self.model.training else ()
+        return found | {f"{path}.training".lstrip("."): part.training for path, part in parts}
+
+    def _require_forms(self) -> None:
+        now = self._forms()
+        for name in self.forms.keys() & now.keys():
+            if self.forms[name] != now[name]:
+                raise _changed(name, str(self.forms[name]), str(now[name]))
 
     def _now(self, *, numbers: bool = True) -> Attributes:
         found = Attributes.of(self.model, self.loss, numbers=numbers)
@@ -103,6 +119,7 @@ class Copied:
         Raises:
             InputError: names the change.
         """
+        self._require_forms()
         now = self._now(numbers=False)
         lost = [name for name in self.sent if self._value(name) is None]
         if lost:
@@ -118,15 +135,9 @@ class Copied:
 
     def _refused(self, moved: list[str], now: Attributes) -> InputError:
         name = next((n for n in moved if n in self.read), moved[0])
-        values = f"it was {self.before.said(name)}, it is {now.said(name)}"
+        before, after = self.before.said(name), now.said(name)
         if not name.startswith("`"):
-            return InputError(
-                f"the module's {name} has changed since the session began ({values}), and devices "
-                "train what it was",
-                code="BX2152",
-                help="change the module first, and make a session of it then; rates change by "
-                "lr_scale, numbers of each step are entries of the batch",
-            )
+            return _changed(name, before, after)
         if isinstance(self.read[name].read(), nn.Parameter):
             remedy = (
                 "make it a part of the model: forward writes it under torch.no_grad(), and "
@@ -139,7 +150,7 @@ class Copied:
             )
         return InputError(
             f"{name}, which the model or the loss reads, has changed since the session began "
-            f"({values}), and devices train what it was",
+            f"(it was {before}, it is {after}), and devices train what it was",
             code="BX2152b",
             help=remedy,
         )
@@ -190,6 +201,16 @@ class Copied:
             return False
         finally:
             now.put_back()
+
+
+def _changed(name: str, before: str, after: str) -> InputError:
+    return InputError(
+        f"the module's {name} has changed since the session began (it was {before}, it is "
+        f"{after}), and devices train what it was",
+        code="BX2152",
+        help="change the module first, and make a session of it then; rates change by "
+        "lr_scale, numbers of each step are entries of the batch",
+    )
 
 
 def _is_due(changes: int) -> bool:

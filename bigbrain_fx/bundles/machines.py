@@ -94,7 +94,7 @@ class Machine(Shown):
         how = run or RunOptions(spares=1)
         how = replace(how, spares=how.spares or 0)
         chosen = replace(options or Options(), tensor=1)  # `auto` would choose groups
-        wanted = _Wanted(self.cluster, model, example_batch, loss, chosen, how, known)
+        wanted = _Wanted(self.cluster, model, example_batch, loss, chosen, how, known, callers)
         begun = wanted.begun(_temporary() if out is None else Path(out), rehearse=rehearse)
         if callers is not None and callers.has_state and not how.resume:
             begun = replace(begun, options=_going_on(begun.made, model, callers, how))
@@ -167,28 +167,36 @@ class _Wanted:
     options: Options
     run: RunOptions
     recipe: Recipe
+    callers: CallersOptimizer | None
 
     def begun(self, out: Path, *, rehearse: bool) -> Begun:
         """Split the model, to begin with its weights."""
         return self._of(self._split(out, rehearse), {}, self.run)
 
-    def begun_again(self, constants: Constants, before: Path, commits: Path) -> Begun | None:
-        """Split the model with changed numbers as inputs, to go on from a commit of `before`.
+    def begun_again(self, constants: Constants, before: Path, commits: Path, steps: int) -> Begun:
+        """Split the model as it is now, to go on from a commit of `before` after so many steps.
 
-        None where these are no numbers, or not what the new trace takes.
+        Numbers that have changed are inputs of the new trace, where it takes them.
         """
-        out = _temporary()
         with constants.as_inputs() as inputs:
+            out = _temporary()
             made = self._split(out, rehearse=False) if inputs else None
-        if made is None:
-            return None
-        folder = out.with_name("commits")
-        how = replace(self.run, commits=folder, commit_every=0, resume=True)
-        begun = self._of(made, inputs, how)
-        if not begun.constants.has_inputs(inputs):
-            return None
-        commit_of_run(made.plan, made.bundle, before, commits, folder)
+        how = replace(self.run, commits=out.with_name("commits"), commit_every=0, resume=True)
+        begun = None if made is None else self._of(made, inputs, how)
+        if begun is None or not begun.constants.has_inputs(inputs):
+            begun = self._of(self._of_now(constants), {}, how)
+        self._write_commit(begun.made, before, commits, steps, out.with_name("commits"))
         return begun
+
+    def _of_now(self, constants: Constants) -> Split:
+        with constants.module.training():
+            return self._split(_temporary(), rehearse=False)
+
+    def _write_commit(self, made: Split, before: Path, commits: Path, steps: int, to: Path) -> None:
+        if self.callers is None:
+            return commit_of_run(made.plan, made.bundle, before, commits, to)
+        about = made.plan, made.bundle, self.model, self.callers.optimizer
+        return commit_of_caller(*about, to, steps)
 
     def _split(self, out: Path, rehearse: bool) -> Split:
         return split(

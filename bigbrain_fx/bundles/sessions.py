@@ -70,8 +70,10 @@ class Begun:
     cutter: Cutter | None = None
 
 
-Again: TypeAlias = Callable[[Constants, Path, Path], Begun | None]
-"""Constants that have changed, a bundle, and a commit of its run -> another bundle, to go on."""
+Again: TypeAlias = Callable[[Constants, Path, Path, int], Begun]
+"""Constants that have changed, a bundle, a commit of its run, steps -> another one, to go on."""
+MOST = 16  # times that a model is split again
+_CHANGED = ("BX2152", "BX2152b", "BX3190")  # a module, what the loss reads, an optimizer's groups
 
 
 class Session(Shown):
@@ -94,6 +96,7 @@ class Session(Shown):
     ) -> None:
         self.module, self._optimizer, self._again = module, optimizer, again
         self._names = list(module.state_dict())
+        self._count = 0  # how often it was split again
         self._given = 0  # the step whose weights the module has
         self._given_state = 0  # and whose state the optimizer
         self.events: list[Event] = []
@@ -114,10 +117,12 @@ class Session(Shown):
         self.steps = self._run.begin()
 
     def _begin_again(self) -> bool:
-        """Go on with a trace that takes the numbers which have changed; tell whether one does."""
-        if self._again is None:
+        """Go on with a trace of the module as it is now; tell whether there is one."""
+        if self._again is None or self._count == MOST:
             return False
+        self._count += 1
         with Scratch("state") as scratch:
+            self._give_all()
             commits = self._commit(Path(scratch, "commit"))
             if self._is_older():
                 self._give_weights()
@@ -129,15 +134,13 @@ class Session(Shown):
 
     def _goes_on(self, again: Again, commits: Path) -> bool:
         try:
-            begun = again(self._constants, self.bundle, commits)
-        except BigBrainError:  # no trace takes them, or no device fits
-            return False
-        if begun is None:
+            begun = again(self._constants, self.bundle, commits, self.steps)
+        except BigBrainError:  # no trace is possible, or no device fits
             return False
         self._end_devices()
         self._begin(begun)
-        names = ", ".join(self._constants.module.sent)
-        warn(f"{names}: the loop changes it, and the model was split again to take it")
+        if self._optimizer is not None:
+            self._optimizer.begin_again()
         return True
 
     def _enter(self) -> None:
@@ -209,20 +212,28 @@ class Session(Shown):
             )
         self._constants.require_autocast()
         with self._caller.unread():
-            found = self._taken(batch) | self._written()
-        if self._optimizer is not None:
-            found |= self._optimizer.entries()
+            found = self._taken(batch)
         self._run.put(self.steps, save(tensors_apart(found)))
         self.steps += 1
         return self.steps - 1
 
     def _taken(self, batch: object) -> dict[str, Tensor]:
+        """Return all that devices take with a batch; where the module has changed, split it again.
+
+        Raises:
+            InputError: no trace is possible, or there were too many.
+        """
         try:
-            return self._found(batch)
+            return self._entries_of(batch)
         except InputError as error:
-            if error.code not in ("BX2152", "BX2152b") or not self._begin_again():
+            if error.code not in _CHANGED or not self._begin_again():
                 raise
-        return self._found(batch)
+            warn(f"{error.what}: the model was split again, which takes some seconds")
+        return self._entries_of(batch)
+
+    def _entries_of(self, batch: object) -> dict[str, Tensor]:
+        options = {} if self._optimizer is None else self._optimizer.entries()
+        return self._found(batch) | self._written() | options
 
     def _written(self) -> dict[str, Tensor]:
         """Return what the loop wrote into its module since the last batch, for the devices.
@@ -368,7 +379,7 @@ class Session(Shown):
             if is_older:
                 self.module.load_state_dict(load_file(file))
                 self._given = self.steps
-            with self._optimizer.gets_state():
+            with self._optimizer.gets_state(), self._constants.module.freezing():
                 load_optimizer(self.module, self._optimizer.optimizer, state)
         if is_older:
             self._constants.module.renew()

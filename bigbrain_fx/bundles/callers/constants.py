@@ -52,7 +52,7 @@ class Constants:
         from bigbrain_fx.frontend import standing_in
 
         inputs = self.module.inputs()
-        with standing_in(self.module.read, inputs):
+        with standing_in(self.module.read, inputs), self.module.training():
             yield inputs
 
     def has_inputs(self, inputs: Mapping[str, Tensor]) -> bool:

@@ -48,6 +48,10 @@ class CallersOptimizer:
         self._stepped = 0  # batches at the last call of `step`
         self._handles: list[RemovableHandle] = []
 
+    def begin_again(self) -> None:
+        """Take the options of now for those that the devices begin with."""
+        self._first = self._now()
+
     @property
     def has_state(self) -> bool:
         """Whether it has made steps, before the session or as another one's."""

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def commit_of_caller(
-    plan: Plan, bundle: Path, module: nn.Module, optimizer: Optimizer, to: Path
+    plan: Plan, bundle: Path, module: nn.Module, optimizer: Optimizer, to: Path, step: int = 0
 ) -> None:
-    """Write the bundle's weights and an optimizer's state as its commit of step 0.
+    """Write the bundle's weights and an optimizer's state as the commit of its first step.
 
     Args:
         plan: of the bundle, without tensor groups.
@@ -42,6 +42,7 @@ def commit_of_caller(
         module: the caller's.
         optimizer: steps parameters of it.
         to: the folder of commits, to be made.
+        step: the first.
 
     Raises:
         StateError: the optimizer keeps what is no number.
@@ -64,7 +65,7 @@ def commit_of_caller(
         own = Path(scratch, "optimizer.safetensors")
         save_file(tensors_apart(optimizer_tensors(optimizer, parameters)), own)
         state = optimizer_facts(optimizer, parameters, rates)
-        _write(plan, bundle, read_header(own), state, facts, 0, to)
+        _write(plan, bundle, read_header(own), state, facts, step, to)
 
 
 def commit_of_run(plan: Plan, bundle: Path, before: Path, commits: Path, to: Path) -> None:

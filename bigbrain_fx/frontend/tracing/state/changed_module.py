@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
@@ -84,6 +85,7 @@ class Copied:
         """Accept the module's present state, without weights, as the state that devices have."""
         self.before = self._now()
         self.forms = self._forms()
+        self.trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
 
     def _forms(self) -> dict[str, object]:
         """Return types and shapes of tensors; modes of the parts, while the module is to train."""
@@ -94,16 +96,45 @@ class Copied:
         parts = self.model.named_modules() if self.model.training else ()
         return found | {f"{path}.training".lstrip("."): part.training for path, part in parts}
 
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Let the module have the modes of training: a validation may be under way."""
+        parts = {} if self.model.training else dict(self.model.named_modules())
+        modes = {path: self.forms.get(f"{path}.training".lstrip(".")) for path in parts}
+        before = {path: part.training for path, part in parts.items()}
+        for path, mode in modes.items():
+            parts[path].training = before[path] if mode is None else bool(mode)
+        try:
+            yield
+        finally:
+            for path, mode in before.items():
+                parts[path].training = mode
+
+    @contextmanager
+    def freezing(self) -> Iterator[None]:
+        """Let the parameters train that devices train, and no others."""
+        named = dict(self.model.named_parameters())
+        before = {name: p.requires_grad for name, p in named.items()}
+        try:
+            for name, parameter in named.items():
+                parameter.requires_grad_(self.trained.get(name, before[name]))
+            yield
+        finally:
+            for name, parameter in named.items():
+                parameter.requires_grad_(before[name])
+
     def _require_forms(self) -> None:
         now = self._forms()
-        for name in self.forms.keys() & now.keys():
-            if self.forms[name] != now[name]:
+        for name in self.forms:
+            if name in now and self.forms[name] != now[name]:
                 raise _changed(name, str(self.forms[name]), str(now[name]))
 
     def _now(self, *, numbers: bool = True) -> Attributes:
         found = Attributes.of(self.model, self.loss, numbers=numbers)
         for name, place in self.read.items():
-            if name not in self.sent:
+            if place.is_container:
+                found.marks[name] = {"": place.form()}
+            elif name not in self.sent:
                 found.look_at(name, place.read(), place.write)
         return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import nn
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, file_of
 from bigbrain_fx.frontend.translation.sources import is_own
 
-_FEW = 64  # entries of a dictionary that are looked at one by one
+_FEW = 64  # entries of a collection that are looked at one by one
 _NO_VALUE = (type, ModuleType, FunctionType, MethodType)
+_NO_OBJECTS = ("builtins", "logging", "numpy", "threading", "torch", "weakref", "_thread")
 
 
 @dataclass(frozen=True)
@@ -29,28 +30,42 @@ class Place:
     """One place of a value that a function reads.
 
     Attributes:
-        holder: a mapping, a cell of a closure, or an object or class that has an attribute.
+        holder: a mapping, a list, a cell of a closure, or an object or class that has an attribute;
+            or the place of one: what the loop sets there later is read, too.
         key: of the mapping, or the attribute.
+        is_container: it has places of its own, and only its form counts.
     """
 
     holder: Any
     key: Any
+    is_container: bool = False
 
-    def read(self) -> object:
+    def read(self) -> Any:  # noqa: ANN401  # any object
         """Return the value of now; None where there is none."""
-        if isinstance(self.holder, dict):
-            return self.holder.get(self.key)
+        holder = self._held()
         try:
-            return getattr(self.holder, self.key, None)
-        except ValueError:  # of a closure, not bound yet
+            is_item = isinstance(holder, dict | list)
+            return holder[self.key] if is_item else getattr(holder, self.key, None)
+        except (LookupError, ValueError):  # of a closure: not bound yet
             return None
 
     def write(self, value: object) -> None:
-        """Set the value."""
-        if isinstance(self.holder, dict):
-            self.holder[self.key] = value
+        """Set the value; of a container, whose own places are set, nothing."""
+        holder = self._held()
+        if self.is_container or holder is None:
+            return
+        if isinstance(holder, dict | list):
+            holder[self.key] = value
         else:
-            setattr(self.holder, self.key, value)
+            setattr(holder, self.key, value)
+
+    def form(self) -> object:
+        """Return a mark of a container: its class, and how much is in it."""
+        value = self.read()
+        return type(value).__qualname__, len(value) if isinstance(value, dict | list) else 0
+
+    def _held(self) -> Any:  # noqa: ANN401  # any object
+        return self.holder.read() if isinstance(self.holder, Place) else self.holder
 
 
 def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
@@ -64,13 +79,16 @@ def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
     """
     found = _Reading(model)
     if loss is not None:
-        found.add(getattr(loss, "__name__", type(loss).__name__), loss, is_given=True)
+        found.add(getattr(loss, "__name__", type(loss).__name__), loss, loss, is_given=True)
     found.follow()
     return found.places
 
 
 class _Reading:
-    """A walk over functions: what one reads may be another one, or an object with functions."""
+    """A walk over functions: what one reads may be another one, or an object with functions.
+
+    Each object is known by where it is: the object itself, or the place where it was found.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.places: dict[str, Place] = {}
@@ -81,7 +99,7 @@ class _Reading:
         self._parts = [(path, part) for path, part in named if is_own(file_of(type(part)))]
         self._kinds: dict[type, None] = {}
         self._add_kinds(*(type(part) for part in model.modules()))
-        self._objects: dict[int, tuple[str, Any]] = {}
+        self._objects: dict[int, tuple[str, object, Any]] = {}
 
     def follow(self) -> None:
         """Look up all names in all objects, until nothing is new."""
@@ -94,9 +112,9 @@ class _Reading:
                     if type(vars(part)[key]) in (int, float):
                         name = f"{path}.{key}" if path else key
                         self.places.setdefault(name, Place(vars(part), key))
-            for name, holder in list(self._objects.values()):
-                for key in self._names & _attributes(holder):
-                    self._add_place(f"{name}.{key}", Place(holder, key))
+            for name, value, where in list(self._objects.values()):
+                for key in self._names & _attributes(value):
+                    self._add_place(f"{name}.{key}", Place(where, key))
 
     def _look_up_functions(self, kind: type) -> None:
         for key in self._names & vars(kind).keys():
@@ -105,36 +123,38 @@ class _Reading:
             if isinstance(function, FunctionType):
                 self._add_function(function)
 
-    def add(self, name: str, value: Any, *, is_given: bool = False) -> None:  # noqa: ANN401
+    def add(self, name: str, value: Any, where: Any, *, is_given: bool = False) -> None:  # noqa: ANN401
         """Follow a value that a function reads, or the loss that is given."""
         if isinstance(value, FunctionType):
             self._add_function(value, is_given=is_given)
         elif isinstance(value, MethodType):
-            self.add(name, value.__func__, is_given=is_given)
-            self.add("self", value.__self__)
+            self.add(name, value.__func__, value.__func__, is_given=is_given)
+            self.add("self", value.__self__, value.__self__)
         elif isinstance(value, functools.partial):
             for held in (value.func, *value.args, *value.keywords.values()):
-                self.add(name, held, is_given=is_given)
-        elif isinstance(value, nn.Module):
-            for path, part in value.named_modules():
-                self._add_module(f"{name}.{path}" if path else name, part)
-        elif is_own(file_of(value if isinstance(value, type) else type(value))):
-            self._add_object(name, value)
+                self.add(name, held, held, is_given=is_given)
+        elif id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._add_inner(name, value, where)
 
-    def _add_module(self, name: str, part: nn.Module) -> None:
-        if id(part) in self._seen:
-            return
-        self._seen.add(id(part))
+    def _add_inner(self, name: str, value: Any, where: Any) -> None:  # noqa: ANN401  # any object
+        if isinstance(value, nn.Module):
+            self._add_module(name, value, where)
+        elif isinstance(value, dict | list):
+            keys = list(value if isinstance(value, dict) else range(len(value)))
+            for key in keys:
+                self._add_place(f"{name}[{key!r}]", Place(where, key))
+        elif _has_places(value) or (isinstance(value, type) and is_own(file_of(value))):
+            self._add_kinds(value if isinstance(value, type) else type(value))
+            self._objects[id(value)] = name, value, where
+
+    def _add_module(self, name: str, part: nn.Module, where: Any) -> None:  # noqa: ANN401
         self._add_kinds(type(part))
-        for holder in (part._parameters, part._buffers):
-            for key in holder:
-                self._add_place(f"{name}.{key}", Place(holder, key))
+        for kind in ("_parameters", "_buffers", "_modules"):
+            for key in vars(part)[kind]:
+                self._add_place(f"{name}.{key}", Place(Place(where, kind), key))
         for key in vars(part).keys() - OF_TORCH:
-            self._add_place(f"{name}.{key}", Place(vars(part), key))
-
-    def _add_object(self, name: str, value: Any) -> None:  # noqa: ANN401  # any object
-        self._add_kinds(value if isinstance(value, type) else type(value))
-        self._objects.setdefault(id(value), (name, value))
+            self._add_place(f"{name}.{key}", Place(where, key))
 
     def _add_kinds(self, *kinds: type) -> None:
         own = (kind for each in kinds for kind in each.__mro__ if is_own(file_of(kind)))
@@ -142,13 +162,10 @@ class _Reading:
 
     def _add_place(self, name: str, place: Place) -> None:
         value = place.read()
-        if type(value) is dict and 0 < len(value) <= _FEW:
-            for key in value:
-                self._add_place(f"{name}[{key!r}]", Place(value, key))
-            return
-        self.add(name, value)
-        if not isinstance(value, (*_NO_VALUE, nn.Module)):
-            self.places.setdefault(f"`{name}`", place)
+        has_places = _has_places(value)
+        self.add(name, value, place if has_places else value)
+        if not isinstance(value, _NO_VALUE):
+            self.places.setdefault(f"`{name}`", replace(place, is_container=has_places))
 
     def _add_function(self, function: FunctionType, *, is_given: bool = False) -> None:
         code = function.__code__
@@ -173,6 +190,16 @@ def _places(function: FunctionType) -> Iterator[tuple[str, Place]]:
             yield name, Place(held, name)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     yield from ((name, Place(cell, "cell_contents")) for name, cell in cells)
+
+
+def _has_places(value: object) -> bool:
+    """Whether parts of a value are looked at one by one."""
+    if isinstance(value, dict | list):
+        return 0 < len(value) <= _FEW
+    if isinstance(value, nn.Module):
+        return True
+    is_known = type(value).__module__.partition(".")[0] not in _NO_OBJECTS
+    return is_known and hasattr(value, "__dict__") and not isinstance(value, _NO_VALUE)
 
 
 def _attributes(holder: object) -> set[str]:

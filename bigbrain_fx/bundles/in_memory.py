@@ -22,7 +22,7 @@ from bigbrain_fx.bundles.found_model import (
     Rehearse,
     other_rows,
 )
-from bigbrain_fx.core import ROW_COUNTS, Graph, LossCount
+from bigbrain_fx.core import ROW_COUNTS, LossCount
 from bigbrain_fx.emit import opaque_modules, user_names
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.plan import Options, Source
@@ -184,13 +184,18 @@ def _found(
         device_lines=captured.device_lines,
         compare=weights.compare,
         rehearse=rehearse(captured) if rehearse else None,
-        constants={} if _calls_users(captured.graph) else _constants(captured),
+        constants={} if _reads_alone(captured, given) else _constants(captured),
     )
 
 
-def _calls_users(graph: Graph) -> bool:
-    """Whether devices run some Python as it is: a constant may be in its text, too."""
-    return any(user_names(graph, [op.name for op in graph.ops])) or bool(opaque_modules(graph))
+def _reads_alone(captured: Captured, given: _Given) -> bool:
+    """Whether devices run Python that reads a name: a constant may be in its text, too."""
+    from torch import nn
+
+    from bigbrain_fx.frontend import read_names
+
+    called = [value for _, value in _called(captured, given)]
+    return any(isinstance(v, Parts) or read_names(nn.Identity(), v) for v in called)
 
 
 def _constants(captured: Captured) -> dict[str, Tensor]:

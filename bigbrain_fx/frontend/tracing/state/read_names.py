@@ -20,6 +20,7 @@ from torch import nn
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, file_of
 from bigbrain_fx.frontend.translation.sources import is_own
 
+_CALLED = ("forward", "backward", "setup_context", "__call__")  # of modules and Functions
 _FEW = 64  # entries of a collection that are looked at one by one
 _NO_VALUE = (type, ModuleType, FunctionType, MethodType)
 _NO_OBJECTS = ("builtins", "logging", "numpy", "threading", "torch", "weakref", "_thread")
@@ -30,8 +31,8 @@ class Place:
     """One place of a value that a function reads.
 
     Attributes:
-        holder: a mapping, a list, a cell of a closure, or an object or class that has an attribute;
-            or the place of one: what the loop sets there later is read, too.
+        holder: a mapping, a list, a cell of a closure, or an object or class with an attribute.
+            The place of one stands for what the loop sets there later, too.
         key: of the mapping, or the attribute.
         is_container: it has places of its own, and only its form counts.
     """
@@ -92,7 +93,7 @@ class _Reading:
 
     def __init__(self, model: nn.Module) -> None:
         self.places: dict[str, Place] = {}
-        self._names = {"forward", "__call__"}  # that followed functions look up
+        self._names = {*_CALLED}  # that followed functions look up
         self._codes: set[CodeType] = set()
         self._seen = {id(part) for part in model.modules()}
         named = model.named_modules()

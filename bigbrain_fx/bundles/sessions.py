@@ -121,8 +121,11 @@ class Session(Shown):
         if self._again is None or self._count == MOST:
             return False
         self._count += 1
-        with Scratch("state") as scratch:
+        try:
             self._give_all()
+        except InputError:  # of plans whose optimizer's state no file has
+            return False
+        with Scratch("state") as scratch:
             commits = self._commit(Path(scratch, "commit"))
             if self._is_older():
                 self._give_weights()

@@ -274,6 +274,7 @@ def kill_one(session: Any) -> None:
     os.kill(pids["d1"], signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_divided_take_no_writes(tmp_path: Path) -> None:
     machine = bb.machine(write_cluster(tmp_path))
     model = Net()

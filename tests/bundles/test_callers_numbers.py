@@ -171,6 +171,7 @@ def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     assert [name for name, tensor in want.items() if not torch.equal(tensor, have[name])] == []
 
 
+@pytest.mark.nightly
 def test_a_training_with_a_callback_is_the_loop_with_it(tmp_path: Path) -> None:
     plain, trained = Taught(), Taught()
     plain.plain()
@@ -184,6 +185,7 @@ def test_a_training_with_a_callback_is_the_loop_with_it(tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in tensors)
 
 
+@pytest.mark.nightly
 def test_a_module_is_not_split_again_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

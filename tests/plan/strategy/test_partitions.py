@@ -72,6 +72,7 @@ def test_replicas_are_of_devices_with_quick_links_between_them() -> None:
     assert pairs == {frozenset(("d0", "d2")), frozenset(("d1", "d3"))}
 
 
+@pytest.mark.nightly
 def test_replicas_do_not_depend_on_the_order_of_the_list() -> None:
     where = paired()
     steps = {

@@ -127,8 +127,6 @@ CASES = (
         lambda depth: _wav2vec2(depth, mask_time_prob=0.5, mask_time_length=4),
         _speech,
         _ctc,
-        refused=True,
-        remedy="wav2vec2",
     ),
     Case("ast", _ast, _spectrograms),
 )

@@ -85,8 +85,6 @@ CASES = (
         "deberta-rows-by-label",
         "DebertaV2Config",
         "DebertaV2ForSequenceClassification",
-        refused=True,
-        remedy="deberta-rows-by-label-remedied",
     ),
     text_case(
         "deberta-rows-by-label-remedied",

@@ -98,7 +98,8 @@ class Machine(Shown):
         begun = wanted.begun(_temporary() if out is None else Path(out), rehearse=rehearse)
         if callers is not None and callers.has_state and not how.resume:
             begun = replace(begun, options=_going_on(begun.made, model, callers, how))
-        return Session(begun, model, callers, None if how.commits else wanted.begun_again)
+        is_kept = how.commits or known.grad_scaler  # no commit of another bundle; no scale anew
+        return Session(begun, model, callers, None if is_kept else wanted.begun_again)
 
     def train(
         self,

@@ -6,12 +6,10 @@ Buffers outside the state dict are as the bundle has them; seed and micro-batche
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.bundles.resplitting.named import Named, places_of
-from bigbrain_fx.emit import batch_specs
+from bigbrain_fx.bundles.resplitting.named import Named, facts_of_plan, places_of
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, require_float
 from bigbrain_fx.weights import (
@@ -61,14 +59,7 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
     told = "cannot put the checkpoint's tensors together"
     with os_error_as(told, code="BX3093", at=image, help="free some space, or give another --out"):
         write_file(image, copies)
-    facts = {
-        "seed": plan.seed,
-        "micro_batches": plan.micro_batches,
-        "inputs": {name: [d, list(shape)] for name, (d, shape) in batch_specs(plan).items()},
-        "torch": version("torch"),
-        "loss_scale": None,
-    }
-    return Named(step, {"dcp": image}, places_of(image, step), facts, optimizer.facts)
+    return Named(step, {"dcp": image}, places_of(image, step), facts_of_plan(plan), optimizer.facts)
 
 
 def _require_first_rates(plan: Plan, facts: Mapping[str, Any], where: Path) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import mmap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.emit import batch_specs
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime import (
     BrokenError,
     CheckpointStore,
@@ -157,6 +160,17 @@ def _joined(folder: Path, record: Record, loaded: Mapping[str, Loaded]) -> Named
     except UnlikeFactsError as error:
         raise differs(str(error), "a device", folder / record.folder) from error
     return Named(record.step, files, tensors, facts, optimizer)
+
+
+def facts_of_plan(plan: Plan) -> dict[str, Any]:
+    """Return the facts of a state that no run of ours has left; a loss scale begins anew."""
+    return {
+        "seed": plan.seed,
+        "micro_batches": plan.micro_batches,
+        "inputs": {name: [d, list(shape)] for name, (d, shape) in batch_specs(plan).items()},
+        "torch": version("torch"),
+        "loss_scale": None,
+    }
 
 
 def differs(what: str, device: str, where: Path) -> InputError:

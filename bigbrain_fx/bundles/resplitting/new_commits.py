@@ -7,14 +7,12 @@ a run of another bundle of the same model          ─┴▶  commit of step t: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.bundles.resplitting.moving import write_commit
-from bigbrain_fx.bundles.resplitting.named import Named, places_of
+from bigbrain_fx.bundles.resplitting.named import Named, facts_of_plan, places_of
 from bigbrain_fx.bundles.resplitting.newest import newest_state
-from bigbrain_fx.emit import batch_specs
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.weights import (
     Copy,
@@ -54,18 +52,11 @@ def commit_of_caller(
 
     parameters = dict(module.named_parameters())  # an optimizer may have frozen ones, too
     rates = [group.get("initial_lr", group.get("lr")) for group in optimizer.param_groups]
-    facts = {
-        "seed": plan.seed,
-        "micro_batches": plan.micro_batches,
-        "inputs": {name: [d, list(shape)] for name, (d, shape) in batch_specs(plan).items()},
-        "torch": version("torch"),
-        "loss_scale": None,
-    }
     with Scratch("state") as scratch:
         own = Path(scratch, "optimizer.safetensors")
         save_file(tensors_apart(optimizer_tensors(optimizer, parameters)), own)
         state = optimizer_facts(optimizer, parameters, rates)
-        _write(plan, bundle, read_header(own), state, facts, step, to)
+        _write(plan, bundle, read_header(own), state, facts_of_plan(plan), step, to)
 
 
 def commit_of_run(plan: Plan, bundle: Path, before: Path, commits: Path, to: Path) -> None:

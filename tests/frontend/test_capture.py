@@ -423,6 +423,18 @@ def test_checkpointing_is_plain_code_in_a_trace(reentrant: bool) -> None:
     assert not any(op.body for op in found.graph.ops)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_reentrant_checkpoint_of_inputs_alone_stops_gradients(reentrant: bool) -> None:
+    """None of its arguments needs a gradient, so torch's older checkpoint gives weights none."""
+
+    class First(Checkpointed):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(checkpoint(self.linear, x, use_reentrant=self.reentrant)).sum()
+
+    found = capture(First(reentrant), (torch.randn(4, 8),))
+    assert found.graph.ops[0].outputs[0].requires_grad is not reentrant
+
+
 @pytest.mark.nightly
 def test_meta_gives_the_same_graph_without_numbers() -> None:
     with torch.device("meta"):

@@ -79,7 +79,6 @@ REMEDIES = {
     "rows-by-data": "use a mask and torch.where instead of selecting rows",
     "recommender-offsets": "a row of indices each",
     "opt-layerdrop": "layerdrop=0",
-    "checkpoint-reentrant": "use_reentrant=False",
 }
 
 
@@ -90,20 +89,7 @@ def test_every_refused_case_has_a_remedy_that_works() -> None:
 
 
 @pytest.mark.gate("recommender-offsets")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(
-                name == "checkpoint-reentrant",
-                strict=True,
-                reason="its lines are opaque now, and a stage after them fails: no gradient comes",
-            ),
-        )
-        for name in REMEDIES
-    ],
-)
+@pytest.mark.parametrize("name", REMEDIES)
 def test_the_remedy_of_a_refusal_works(name: str, tmp_path: Path) -> None:
     """The help text names it, and the twin that follows it trains bit for bit."""
     case = find(name)

@@ -133,15 +133,21 @@ class _Shim:
 def _apply(
     function: type, base: type, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    if function is CheckpointFunction:  # reentrant checkpoint: plain code in a trace
-        run, _preserve, *rest = args
-        return run(*rest)  # type: ignore[operator]  # checkpoint's first argument is a function
+    if function is CheckpointFunction and not _active[-1].paused:
+        return _reentrant(cast("Callable[..., object]", args[0]), args[2:])
     if function.__module__.split(".")[0] == "torch" or kwargs:
         return _original[-1](function, *args, **kwargs)
     _require_no_modules(function, args)
     if _active[-1].paused:
         return _original[-1](function, *args)
     return _active[-1].apply(function, args)
+
+
+def _reentrant(run: Callable[..., object], args: tuple[object, ...]) -> object:
+    """Run a reentrant checkpoint as plain code, without gradients where no argument needs one."""
+    needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    with torch.set_grad_enabled(needed and torch.is_grad_enabled()):
+        return run(*args)
 
 
 def _require_no_modules(function: type, args: tuple[object, ...]) -> None:

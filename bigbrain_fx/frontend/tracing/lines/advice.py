@@ -30,11 +30,6 @@ def advice(wrong: str, graph: Graph) -> str:
             "forwards again, "
             "and writes once"
         )
-    if "no gradient" in wrong:
-        return (
-            "a reentrant checkpoint stops the gradient where none of its inputs needs one: "
-            "call checkpoint(..., use_reentrant=False)"
-        )
     if "gradient" in wrong and any(op.random for op in graph.ops):
         return (
             "checkpoint(..., preserve_rng_state=False) draws other masks in its backward: leave "

@@ -206,7 +206,7 @@ class SharedDraws(nn.Module):
 CASES = (
     stack("custom-function", Rounded),
     stack("checkpoint", Checkpointed),
-    stack("checkpoint-reentrant", Reentrant, refused=True, remedy="checkpoint"),
+    stack("checkpoint-reentrant", Reentrant),
     stack("autocast-region", Mixed),
     stack("autocast-whole", Inner, autocast="bfloat16"),
     stack("no-grad", Frozen),

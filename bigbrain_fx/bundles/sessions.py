@@ -249,16 +249,16 @@ class Session(Shown):
         if not names:
             return {}
         stages = self.plan.stages
-        if stages.zero_stage or stages.offload or stages.asynchronous or stages.saving:
+        if "weights" in stages.offload or stages.asynchronous:
             raise InputError(
-                f"the loop has written into {names[0]}, and devices whose weights are divided, "
-                "stored apart or of an earlier step cannot take it",
+                f"the loop has written into {names[0]}, and devices whose weights are stored "
+                "apart, or of an earlier step, cannot take it",
                 code="BX2152a",
-                help="leave out zero=, offload= and the schedule; or let forward write it, under "
-                "torch.no_grad()",
+                help="leave weights out of offload=, or asynchronous= out; or let forward write "
+                "it, under torch.no_grad()",
             )
         held = self._constants.module.tensors()
-        self._constants.module.renew()
+        self._constants.module.renew(names)
         return {f"{OF_MODULE}{name}": held[name].detach() for name in names}
 
     def _found(self, batch: object) -> dict[str, Tensor]:
@@ -364,7 +364,7 @@ class Session(Shown):
     def _give_weights(self) -> None:
         self._given = self.steps
         self.module.load_state_dict(self.state_dict())
-        self._constants.module.renew()
+        self._constants.module.renew(self._names)
 
     def _give_all(self) -> None:
         """Give the caller's module the weights of now, and the caller's optimizer its state."""
@@ -385,7 +385,7 @@ class Session(Shown):
             with self._optimizer.gets_state(), self._constants.module.freezing():
                 load_optimizer(self.module, self._optimizer.optimizer, state)
         if is_older:
-            self._constants.module.renew()
+            self._constants.module.renew(self._names)
 
     def _commit(self, folder: Path) -> Path:
         """Write the state of all devices as a commit; it is taken between two steps."""

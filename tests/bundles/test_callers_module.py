@@ -275,10 +275,11 @@ def kill_one(session: Any) -> None:
 
 
 @pytest.mark.nightly
-def test_weights_that_are_divided_take_no_writes(tmp_path: Path) -> None:
+def test_weights_of_an_earlier_step_take_no_writes(tmp_path: Path) -> None:
     machine = bb.machine(write_cluster(tmp_path))
     model = Net()
-    options = bb.Options("naive", replicas=2, zero_stage=2)
+    pins = (("a", "d0"), ("b", "d1"))
+    options = bb.Options("naive", micro_batches=2, asynchronous="2bw", pins=pins)
     about: Any = {"loss": error, "rehearse": False, "options": options}
     with machine(model, example_batch=batches_of(1)[0], **about) as session:
         session.step(batches_of(1)[0])

@@ -23,6 +23,7 @@ from tests.support.messages import refused
 Batch = Mapping[str, Tensor]
 STEPS = 5
 WEIGHT = 0.0
+WHOLE = bb.Options("naive", micro_batches=1)
 
 
 class Net(nn.Module):
@@ -62,9 +63,8 @@ class Loop:
             self.optimizer.step()
             self.change(step)
 
-    def split(self, machine: bb.Machine) -> Any:
+    def split(self, machine: bb.Machine, options: bb.Options = WHOLE) -> Any:
         about: Any = {"loss": self.loss, "optimizer": self.optimizer, "rehearse": False}
-        options = bb.Options("naive", micro_batches=1)
         return machine(self.model, example_batch=batches()[0], options=options, **about)
 
 
@@ -138,6 +138,21 @@ class Taught(Loop):
                 mean.lerp_(weight, 0.3)
 
 
+class Measured(Taught):
+    """A weight of a term is set before the module is read, and then written."""
+
+    beta = 0.0
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        return super().loss(output, batch) + self.beta * output.square().mean()
+
+    def change(self, step: int) -> None:
+        self.beta = 0.1 * (step + 1)
+        super().change(step)
+        for parameter in self.model.parameters():
+            parameter.data.clamp_(-0.4, 0.4)
+
+
 class Branched(Annealed):
     """Python asks for the number: each value has a trace of its own."""
 
@@ -149,8 +164,8 @@ class Branched(Annealed):
         self.beta = step % 2
 
 
-@pytest.mark.gate("Annealed")
-@pytest.mark.parametrize("kind", [Annealed, OfGlobal, OfModule, Taught, Unfrozen])
+@pytest.mark.gate("Measured")
+@pytest.mark.parametrize("kind", [Annealed, OfGlobal, OfModule, Taught, Unfrozen, Measured])
 def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     kind: Callable[[], Loop], tmp_path: Path
 ) -> None:
@@ -169,6 +184,27 @@ def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     assert session.done.restarts == 1
     want, have = plain.model.state_dict(), loop.model.state_dict()
     assert [name for name, tensor in want.items() if not torch.equal(tensor, have[name])] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_changes_reach_weights_that_replicas_have_or_divide(
+    zero_stage: Any, tmp_path: Path
+) -> None:
+    """The replicas' sum of gradients is rounded otherwise than the whole batch's."""
+    plain, loop = Measured(), Measured()
+    plain.plain()
+    options = bb.Options("naive", replicas=2, zero_stage=zero_stage, sum_order="micro")
+    with loop.split(bb.machine(write_cluster(tmp_path)), options) as session:
+        for step, batch in enumerate(batches()):
+            session.step(batch)
+            loop.change(step)
+            if step == 2:
+                pids = {e["device"]: e["pid"] for e in session.events if e["event"] == "started"}
+                os.kill(pids["d1"], signal.SIGKILL)
+    assert session.done.restarts == 1
+    pairs = zip(plain.model.parameters(), loop.model.parameters(), strict=True)
+    assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in pairs)
 
 
 @pytest.mark.nightly

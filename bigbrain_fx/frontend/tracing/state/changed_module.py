@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -56,8 +56,10 @@ class Copied:
         self.tried: Counter[str] = Counter()  # how often each has changed
         self.let_be: dict[str, object] = {}  # the last value of those, which counted nothing
         self.changed: list[str] = []  # what was refused last
+        self.weights: dict[str, object] = {}
+        self.versions: dict[str, int] = {}
         self.accept()
-        self.renew()
+        self.renew(self.tensors())
 
     def _sent(self, held: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, str]:
         """Return the name in the graph of what is read, where devices can get it anew."""
@@ -138,11 +140,11 @@ class Copied:
                 found.look_at(name, place.read(), place.write)
         return found
 
-    def renew(self) -> None:
-        """Accept the module's present weights as the weights that devices have."""
-        found = self.tensors()
-        self.weights = {name: _mark(tensor) for name, tensor in found.items()}
-        self.versions = {name: tensor._version for name, tensor in found.items()}
+    def renew(self, names: Collection[str]) -> None:
+        """Accept present numbers as those that devices have, of the tensors that were exchanged."""
+        found = {name: tensor for name, tensor in self.tensors().items() if name in names}
+        self.weights |= {name: _mark(tensor) for name, tensor in found.items()}
+        self.versions |= {name: tensor._version for name, tensor in found.items()}
 
     def require(self) -> None:
         """Refuse to go on where the module has changed: frozen, with another dropout rate.

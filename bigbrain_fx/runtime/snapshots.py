@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .checked_device import CheckedDevice
 
 ROOM = 1.1  # a slot is made a little larger than the first state: optimizers add to it
-MEASURED_STEP = 2  # the first steps of a process are slower
+MEASURED_STEP = 2  # of a run; the first ones are slower
 
 
 class OwnSnapshots:
@@ -40,7 +40,7 @@ class OwnSnapshots:
         self.files = duty.files
         self.slots = list(duty.slots)
         self.maps: dict[int, mmap.mmap] = {}
-        self.steps_here = 0
+        self.steps_run = 0
 
     def restore(self, device: CheckedDevice, step: int) -> None:
         """Put a device where its snapshot of `step` was taken."""
@@ -48,14 +48,15 @@ class OwnSnapshots:
         state = State.from_buffer(self._map(number, os.fstat(self.files[number]).st_size))
         restore(device, state)
         self.transport.start(step, state.facts["channels"])
+        self.steps_run = int(state.facts["steps"])  # all tell their costs after the same step
 
     def after_step(self, device: CheckedDevice, step: int, step_s: float) -> None:
         """Take one if it is time; tell once what it costs, so that the interval can be chosen."""
-        self.steps_here += 1
+        self.steps_run += 1
         every = self.control.every
         if not device.begins_empty:
             return
-        if every is None and self.steps_here >= MEASURED_STEP:
+        if every is None and self.steps_run >= MEASURED_STEP:
             self._tell_cost(device, step_s)
             every = self._agreed()
         if every and _is_due(step + 1, every, device.empties_every) and step + 1 not in self.slots:
@@ -93,7 +94,8 @@ class OwnSnapshots:
         return None
 
     def _copy(self, device: CheckedDevice, number: int) -> int:
-        state = state_of(device, {"channels": self.transport.known_layouts()})
+        about = {"channels": self.transport.known_layouts(), "steps": self.steps_run}
+        state = state_of(device, about)
         return state.copy_into(self._map(number, state.nbytes))
 
     def _tell_cost(self, device: CheckedDevice, step_s: float) -> None:

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 OF_MODULE = "module."  # as in runtime/feeding.py
-
-
 _RATES = (
     "rates change by the optimizer that you gave (a scheduler of yours, group['lr'] = ...), or by "
     "lr_scale=lambda step: ... or scheduler=..., given to machine(...)"
@@ -73,7 +71,7 @@ class Begun:
 Again: TypeAlias = Callable[[Constants, Path, Path, int], Begun]
 """Constants that have changed, a bundle, a commit of its run, steps -> another one, to go on."""
 MOST = 16  # times that a model is split again
-_CHANGED = ("BX2152", "BX2152b", "BX3190")  # a module, what the loss reads, an optimizer's groups
+_CHANGED = ("BX2152", "BX2152b", "BX3190", "BX3198")  # a module, the loss, groups, a state
 
 
 class Session(Shown):
@@ -120,10 +118,12 @@ class Session(Shown):
         """Go on with a trace of the module as it is now; tell whether there is one."""
         if self._again is None or self._count == MOST:
             return False
+        from bigbrain_fx.runtime import ResumeError
+
         self._count += 1
         try:
             self._give_all()
-        except InputError:  # of plans whose optimizer's state no file has
+        except (InputError, ResumeError):  # no file has the state; the module has other weights
             return False
         with Scratch("state") as scratch:
             commits = self._commit(Path(scratch, "commit"))
@@ -372,7 +372,8 @@ class Session(Shown):
 
         from bigbrain_fx.runtime import load_optimizer
 
-        if self._optimizer is None or self._given_state == self.steps:
+        made = self._optimizer
+        if made is None or made.is_loaded or self._given_state == self.steps:
             return
         self._given_state = self.steps
         is_older = self._is_older()
@@ -382,8 +383,8 @@ class Session(Shown):
             if is_older:
                 self.module.load_state_dict(load_file(file))
                 self._given = self.steps
-            with self._optimizer.gets_state(), self._constants.module.freezing():
-                load_optimizer(self.module, self._optimizer.optimizer, state)
+            with made.gets_state(), self._constants.module.freezing():
+                load_optimizer(self.module, made.optimizer, state)
         if is_older:
             self._constants.module.renew(self._names)
 
@@ -408,13 +409,12 @@ class Session(Shown):
         return self.done
 
     def _give_last(self) -> None:
-        if self._optimizer is None or self._run.has_ended:
-            return self._refresh()
         try:
-            self._give_all()
+            if not self._run.has_ended:
+                self._give_all()
         except InputError as error:  # of plans whose optimizer's state no file has
             warn(f"WARNING: your optimizer does not have the state of the last step: {error}")
-            self._refresh()
+        self._refresh()
 
     def _end(self) -> None:
         self._leave()

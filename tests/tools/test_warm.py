@@ -11,7 +11,6 @@ from tests.support.warm import STARTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 COLD = {
-    "bigbrain_fx.cli.launching": "programs of schedulers",
     "bigbrain_fx.measure.host.far": "ssh",
     "bigbrain_fx.supervisor.outliving": "a Python without torch",
     "bigbrain_fx.verification.device_processes": "a Python with another hash seed",

@@ -44,25 +44,34 @@ class CallersOptimizer:
         ]
         pairs = zip(self._now(), rates, strict=True)
         self._first = [{**options, **rate} for options, rate in pairs]  # as the devices have them
+        self._state = optimizer.state  # as the caller had it, or got it from the devices
         self._moved: set[str] = set()  # options that were others at some time
         self._stepped = 0  # batches at the last call of `step`
         self._handles: list[RemovableHandle] = []
 
     def begin_again(self) -> None:
-        """Take the options of now for those that the devices begin with."""
-        self._first = self._now()
+        """Take the options and the state of now for those that the devices begin with."""
+        self._first, self._state = self._now(), self.optimizer.state
 
     @property
     def has_state(self) -> bool:
         """Whether it has made steps, before the session or as another one's."""
         return any(self.optimizer.state.values())
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the caller's loop has given it another state: `load_state_dict`."""
+        return self.optimizer.state is not self._state
+
     @contextmanager
     def gets_state(self) -> Iterator[None]:
         """Let the block set the state, as devices have it; the caller's options stay."""
         groups = self.optimizer.param_groups
-        before = [dict(group) for group in groups]
+        before, states = [dict(group) for group in groups], dict(self.optimizer.state)
         yield
+        self._state = self.optimizer.state
+        left_out = {p: own for p, own in states.items() if own and p not in self._state}
+        self._state.update(left_out)  # of parameters that the loop has frozen meanwhile
         for group, options in zip(groups, before, strict=True):
             if not self.is_set_there:
                 group.clear()
@@ -125,10 +134,17 @@ class CallersOptimizer:
         """Return the options that devices set for the next step, by the name of an entry.
 
         Raises:
-            InputError: an option has changed that cannot be sent, or that is set there.
+            InputError: an option has changed that cannot be sent, or that is set there; or the
+                state is another one.
         """
         import torch
 
+        if self.is_loaded:
+            raise InputError(
+                "the loop has loaded a state into the optimizer, and devices have the one before",
+                code="BX3198",
+                help="load it before the session begins",
+            )
         now = self._now()
         if now != self._first:
             self._note(now)

@@ -61,9 +61,14 @@ class Copied:
         self.accept()
         self.renew(self.tensors())
 
-    def _sent(self, held: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, str]:
-        """Return the name in the graph of what is read, where devices can get it anew."""
-        names = {tensor.data_ptr(): name for name, tensor in held.items() if tensor.numel()}
+    def _sent(
+        self, held: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+    ) -> dict[str, list[str]]:
+        """Return the names in the graph of what is read, where devices can get it anew."""
+        names: dict[int, list[str]] = {}  # a tied weight has several
+        for name, tensor in held.items():
+            if tensor.numel():
+                names.setdefault(tensor.data_ptr(), []).append(name)
         values = {name: inputs.get(name, place.read()) for name, place in self.read.items()}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         found = {name: names.get(tensor.data_ptr()) for name, tensor in tensors.items()}
@@ -203,12 +208,12 @@ class Copied:
     @property
     def is_written(self) -> bool:
         """Whether the owner has changed numbers of the module itself."""
-        return bool({*self.written()} - {*self.sent.values()})
+        return bool({*self.written()}.difference(*self.sent.values()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what devices can get anew, by its name in the graph."""
         own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        read = {graph: self._value(name) for name, graph in self.sent.items()}
+        read = {own: self._value(name) for name, names in self.sent.items() for own in names}
         return own | {name: tensor for name, tensor in read.items() if tensor is not None}
 
     def _value(self, name: str) -> Tensor | None:

@@ -29,7 +29,7 @@ from bigbrain_fx.runtime.plain import load_optimizer
 from tests.support import warm
 from tests.support.bundles import MODEL as LETTERS, cluster
 from tests.support.command_line import call
-from tests.verification.test_asynchronous import untied
+from tests.support.training import untied
 
 MODEL = '''
 import torch

@@ -16,7 +16,7 @@ from bigbrain_fx.runtime.snapshots import _is_due
 from bigbrain_fx.runtime.worker import _goes_on
 from tests.support.bundles import MODEL, cluster, edit
 from tests.support.replayed import Fault, Seen, supervised
-from tests.verification.test_asynchronous import untied
+from tests.support.training import untied
 
 NAMES = ("d0", "d1", "d2")
 STEPS, EMPTY = 8, 3  # steps 2, 5 and 7 end with nothing under way

@@ -8,6 +8,21 @@ import pytest
 import torch
 
 from bigbrain_fx.plan import replica_cut
+from tests.support.bundles import MODEL
+from tests.support.training import HEADS, bench_of
+from tools.conformance.matrix import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """The model of `tests.support.bundles`."""
+    return bench_of(MODEL)
+
+
+@pytest.fixture
+def heads() -> Bench:
+    """The same with attention."""
+    return bench_of(HEADS)
 
 
 @pytest.fixture

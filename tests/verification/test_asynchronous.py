@@ -18,49 +18,27 @@ from bigbrain_fx.runtime.optimizer_state import OLDER
 from tests.support.bundles import MODEL
 from tests.support.stale_weights import Stale, behind_of
 from tests.support.states import kept_state
-from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
+from tests.support.training import bench_of, equal, planned, untied
 from tools.conformance.matrix import Bench, imported
 
 STEPS, MICRO = 5, 4
-APART = "        self.head.weight = self.embed.weight\n"
-
-
-def untied(text: str) -> str:
-    return text.replace(APART, "").replace("clip_norm = 0.5", "")
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return bench_of(tmp_path_factory.mktemp("model") / "net.py", untied(MODEL))
+@pytest.fixture
+def bench() -> Bench:
+    return bench_of(untied(MODEL))
 
 
-@pytest.fixture(scope="module")
-def dry(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+@pytest.fixture
+def dry() -> Bench:
     """The same without dropout: a plain loop draws otherwise."""
-    text = untied(MODEL).replace("Dropout(0.1)", "Dropout(0.0)")
-    return bench_of(tmp_path_factory.mktemp("dry") / "net.py", text)
+    return bench_of(untied(MODEL).replace("Dropout(0.1)", "Dropout(0.0)"))
 
 
 def overlapping(bench: Bench, devices: int, mode: str, **more: object) -> Plan:
-    where = cluster(*[1] * devices)
-    return planned(bench, where, asynchronous=mode, **{"micro_batches": MICRO, **more})
-
-
-@pytest.mark.gate("3-2bw")
-@pytest.mark.parametrize(("devices", "mode"), [(2, "stash"), (3, "2bw"), (4, "2bw"), (4, "stash")])
-def test_a_bundle_has_the_bits_of_its_recurrence(bench: Bench, devices: int, mode: str) -> None:
-    plan = overlapping(bench, devices, mode)
-    assert len(plan.stages.stages) == devices
-    assert trained(bench, plan)[1] == ""
-
-
-@pytest.mark.nightly
-def test_under_2bw_batch_norms_see_all_batches_in_order(tmp_path: Path) -> None:
-    found = bench_of(tmp_path / "net.py", untied(BATCH_NORM))
-    assert trained(found, overlapping(found, 3, "2bw"))[1] == ""
+    given: Any = {"micro_batches": MICRO, "asynchronous": mode, **more}
+    return planned(bench, equal(devices), **given)
 
 
 # --------------------------------------------------------------------------- a plain loop

@@ -18,8 +18,14 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, from_json, read_plan, replan, to_json
 from bigbrain_fx.verification.imported_bundle import run_bundle
 from tests.support.bundles import MODEL
-from tests.verification.test_asynchronous import APART, untied
-from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
+from tests.support.training import (
+    APART,
+    bench_of,
+    cluster,
+    planned,
+    trained,
+    untied,
+)
 from tools.conformance.forms import FOLDER, loop
 from tools.conformance.matrix import Bench, imported
 
@@ -41,72 +47,8 @@ CALM = MODEL.replace("nn.Dropout(0.1)", "nn.Identity()")  # a plain loop would d
 pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return bench_of(tmp_path_factory.mktemp("model") / "net.py", MODEL)
-
-
 def mirrored(bench: Bench, where: Cluster, **choices: object) -> Plan:
     return planned(bench, where, schedule="gems", **choices)
-
-
-@pytest.mark.gate("4-{'sum_order': 'micro'}", "2-{'recompute': 'ops', 'micro_batches': 2}")
-@pytest.mark.parametrize(
-    ("devices", "choices"),
-    [
-        (2, {}),
-        (4, {"sum_order": "micro"}),
-        (4, {"sum_order": "tree", "recompute": "all"}),
-        (4, {"replicas": 2}),
-        (2, {"recompute": "ops", "micro_batches": 2}),
-    ],
-    ids=str,
-)
-def test_a_bundle_has_the_bits_of_one_process(
-    bench: Bench, devices: int, choices: dict[str, object]
-) -> None:
-    plan = mirrored(bench, cluster(*[1] * devices), **choices)
-    assert len(plan.stages.stages) == 2 * devices
-    assert all(len(plan.stages.replicas_on(name)) == 2 for name in plan.stages.devices)
-    assert trained(bench, plan)[1] == ""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("tie", "name", "places", "edges"),
-    [
-        pytest.param(
-            "self.head.weight = self.embed.weight",
-            "embed.weight",
-            {0, 3},
-            2,
-            marks=pytest.mark.nightly,
-        ),
-        ("self.blocks[3].up.weight = self.blocks[0].up.weight", "blocks.0.up.weight", {0, 2}, 4),
-    ],
-)
-def test_a_tied_weight_may_be_in_any_two_stages(
-    tmp_path: Path, tie: str, name: str, places: set[int], edges: int
-) -> None:
-    """A device of the first and the last stage has both sums; else each device is sent one."""
-    text = MODEL.replace("self.head.weight = self.embed.weight", tie)
-    bench = bench_of(tmp_path / "tied.py", text)
-    plan = mirrored(bench, cluster(1, 1, 1, 1), micro_batches=4)
-    param = plan.graph.param
-    held = {s.index for s in plan.stages.stages if name in {param[n].canonical for n in s.params}}
-    assert {index % 4 for index in held} == places
-    assert len([edge for edge in plan.stages.edges if edge.kind == "tied"]) == edges
-    assert trained(bench, plan)[1] == ""
-
-
-@pytest.mark.nightly
-def test_batch_norms_are_written_in_the_order_of_micro_batches(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    bench = bench_of(tmp_path_factory.mktemp("norm") / "net.py", BATCH_NORM)
-    plan = mirrored(bench, cluster(1, 1), micro_batches=4)
-    assert plan.stages.statistics
-    assert trained(bench, plan)[1] == ""
 
 
 def plain(bench: Bench, plan: Plan, sums: Sequence[Sequence[int]]) -> tuple[list[float], nn.Module]:
@@ -153,11 +95,9 @@ def added(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
         pytest.param("micro", (tuple(range(8)),), marks=pytest.mark.nightly),
     ],
 )
-def test_gems_computes_as_a_plain_loop(
-    tmp_path_factory: pytest.TempPathFactory, order: str, sums: Sequence[Sequence[int]]
-) -> None:
+def test_gems_computes_as_a_plain_loop(order: str, sums: Sequence[Sequence[int]]) -> None:
     """Even micro-batches, then odd ones, then both together; by number it is plain accumulation."""
-    bench = bench_of(tmp_path_factory.mktemp("plain") / "net.py", CALM.replace(APART, ""))
+    bench = bench_of(CALM.replace(APART, ""))
     plan = mirrored(bench, cluster(1, 1), sum_order=order)
     actual, differs = trained(bench, plan)
     assert differs == ""
@@ -223,7 +163,7 @@ def test_a_plan_is_read_and_made_again(bench: Bench) -> None:
     assert other.schedule != "gems"
 
 
-def test_devices_and_micro_batches_come_in_pairs(bench: Bench, tmp_path: Path) -> None:
+def test_devices_and_micro_batches_come_in_pairs(bench: Bench) -> None:
     with pytest.raises(InputError, match="3 devices: one would hold the same weights twice"):
         mirrored(bench, cluster(1, 1, 1))
     with pytest.raises(InputError, match="2 does not divide 1") as caught:
@@ -236,6 +176,6 @@ def test_devices_and_micro_batches_come_in_pairs(bench: Bench, tmp_path: Path) -
         with pytest.raises(InputError, match="2 groups of devices alike, and these are") as caught:
             mirrored(bench, cluster(*devices), replicas=2)
         assert (caught.value.help or "").partition(' under "')[0] == remedy
-    untied_bench = bench_of(tmp_path / "net.py", untied(MODEL))
+    untied_bench = bench_of(untied(MODEL))
     with pytest.raises(InputError, match="--asynchronous does not go with --schedule gems"):
         mirrored(untied_bench, cluster(1, 1), asynchronous="2bw")

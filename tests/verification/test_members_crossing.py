@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bigbrain_fx.core import Cluster, Device, Host, Link
-from bigbrain_fx.frontend import capture, load_model_file
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan, to_json
-from tests.verification.test_members import WIDE, trained
+from bigbrain_fx.plan import Plan, read_plan, to_json
+from tests.support.training import WIDE, bench_of, planned, trained
 from tools.conformance.matrix import Bench
 
 BLOCK = "nn.Linear(160, 96), nn.GELU(), nn.Linear(96, 160), nn.LayerNorm(160)"
@@ -20,12 +20,9 @@ DEEP = WIDE.replace(BLOCK, f"{BLOCK}, {BLOCK}")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    path = tmp_path_factory.mktemp("model") / "net.py"
-    path.write_text(DEEP)
-    file = load_model_file(path)
-    return Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), 2)
+@pytest.fixture
+def bench() -> Bench:
+    return bench_of(DEEP, steps=2)
 
 
 def hosts(nic_bytes_per_s: float | None = None) -> Cluster:
@@ -38,11 +35,10 @@ def hosts(nic_bytes_per_s: float | None = None) -> Cluster:
     return Cluster(devices, Link(1e-4, 1e7), links, shared)
 
 
-def planned(bench: Bench, cluster: Cluster, **choices: object) -> Plan:
-    source = Source(str(bench.file.path), True, False, True, True, None, "")
+def planned_by_hosts(bench: Bench, where: Cluster, **choices: object) -> Plan:
     pins = tuple((f"{n}", "d0" if n < 4 else "d2") for n in range(8))
-    given = {"partitioner": "naive", "micro_batches": 2, "tensor": 2, "pins": pins, **choices}
-    return make_plan(bench.captured.graph, cluster, source, Options(**given))  # type: ignore[arg-type]
+    given: Any = {"micro_batches": 2, "tensor": 2, "pins": pins, **choices}
+    return planned(bench, where, **given)
 
 
 def sent(plan: Plan) -> set[int]:
@@ -55,7 +51,7 @@ def sent(plan: Plan) -> set[int]:
 def test_each_member_sends_its_part_and_the_bits_stay(
     bench: Bench, tmp_path: Path, shares: tuple[int, ...]
 ) -> None:
-    plan = planned(bench, hosts(), tensor_shares=shares)
+    plan = planned_by_hosts(bench, hosts(), tensor_shares=shares)
     parts = {BYTES // 2} if not shares else {BYTES * 3 // 4, BYTES // 4}
     assert sent(plan) == parts
     assert trained(bench, plan, tmp_path / "bundle")[1] == ""
@@ -66,8 +62,8 @@ def test_each_member_sends_its_part_and_the_bits_stay(
 
 def test_parts_are_for_links_and_nics_that_are_slower_than_those_inside(bench: Bench) -> None:
     fast = Link(1e-6, 1e12)
-    assert sent(planned(bench, replace(hosts(), default_link=fast))) == {BYTES}
-    assert sent(planned(bench, replace(hosts(1e7), default_link=fast))) == {BYTES // 2}
+    assert sent(planned_by_hosts(bench, replace(hosts(), default_link=fast))) == {BYTES}
+    assert sent(planned_by_hosts(bench, replace(hosts(1e7), default_link=fast))) == {BYTES // 2}
 
 
 @pytest.mark.nightly
@@ -75,6 +71,8 @@ def test_replicas_of_groups_send_parts_too(bench: Bench, tmp_path: Path) -> None
     one = hosts()
     more = tuple(replace(d, name=f"e{d.name}", host=f"e{d.host}") for d in one.devices)
     links = (*one.links, *((f"e{a}", f"e{b}", link) for a, b, link in one.links))
-    plan = planned(bench, replace(one, devices=(*one.devices, *more), links=links), replicas=2)
+    plan = planned_by_hosts(
+        bench, replace(one, devices=(*one.devices, *more), links=links), replicas=2
+    )
     assert sent(plan) == {BYTES // 2}
     assert trained(bench, plan, tmp_path / "bundle")[1] == ""

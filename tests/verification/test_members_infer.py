@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import capture, load_model_file
-from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification.child import inference_chain
 from bigbrain_fx.verification.members import same_outputs
-from tests.verification.test_members import HEADS, cluster
+from tests.support.training import HEADS, equal, planned
 from tools.conformance.matrix import Bench, imported
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,10 +26,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(file, capture(file.model, file.example_batch, file.loss, training=False))
 
 
-def planned(bench: Bench, devices: int, shares: tuple[int, ...] = ()) -> Plan:
-    source = Source(str(bench.file.path), True, clip_norm=bench.file.clip_norm)
-    options = Options("naive", micro_batches=2, tensor=2, tensor_shares=shares, mode="eval")
-    return make_plan(bench.captured.graph, cluster(devices), source, options)
+def inferring(bench: Bench, devices: int, shares: tuple[int, ...] = ()) -> Plan:
+    given: Any = {"tensor": 2, "micro_batches": 2, "tensor_shares": shares, "mode": "eval"}
+    return planned(bench, equal(devices), **given)
 
 
 @pytest.mark.gate("4-shares1")
@@ -36,7 +36,7 @@ def planned(bench: Bench, devices: int, shares: tuple[int, ...] = ()) -> Plan:
 def test_a_bundle_infers_as_its_members_in_lockstep(
     bench: Bench, tmp_path: Path, devices: int, shares: tuple[int, ...]
 ) -> None:
-    plan = planned(bench, devices, shares)
+    plan = inferring(bench, devices, shares)
     assert plan.schedule == "forward"
     folder = write_bundle(plan, bench, tmp_path / "bundle")
     with imported(folder, force_adamw=False):
@@ -48,7 +48,7 @@ def test_a_bundle_infers_as_its_members_in_lockstep(
 def test_only_one_member_collects_and_nothing_is_said_of_gradients(
     bench: Bench, tmp_path: Path
 ) -> None:
-    folder = write_bundle(planned(bench, 4), bench, tmp_path / "bundle")
+    folder = write_bundle(inferring(bench, 4), bench, tmp_path / "bundle")
     texts = {f"d{i}": (folder / f"device_d{i}.py").read_text() for i in range(4)}
     assert [name for name, text in texts.items() if "    outputs = " in text] == ["d3"]
     assert not [name for name, text in texts.items() if "copy_to_group" in text]
@@ -59,7 +59,7 @@ def test_only_one_member_collects_and_nothing_is_said_of_gradients(
 def test_a_wrong_sum_is_no_rounding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from bigbrain_fx.frontend.tracing.executor import tensor_parallel
 
-    plan = planned(bench, 2)
+    plan = inferring(bench, 2)
     assert same_outputs(bench.captured, plan)["passed"] is True
     monkeypatch.setattr(tensor_parallel, "added", lambda parts: parts[0] + 0.999 * parts[1])
     assert same_outputs(bench.captured, plan)["passed"] is False

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.core import Cluster, Device, Link
-from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tests.verification.test_members import trained
+from tests.support.training import bench_of, trained
 from tools.conformance.matrix import Bench
 
 MODEL = """import torch
 from torch import nn
 from torch.nn import functional as F
+from tests.support.training import HEADS, WIDE, bench_of, equal, grouped, planned, trained
 
 
 class Net(nn.Module):
@@ -54,12 +54,9 @@ def lr_scale(step):
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    path = tmp_path_factory.mktemp("model") / "net.py"
-    path.write_text(MODEL)
-    file = load_model_file(path)
-    return Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), 3)
+@pytest.fixture
+def bench() -> Bench:
+    return bench_of(MODEL)
 
 
 SLOW, NEAR = Link(1e-4, 1e8), Link(1e-6, 50e9)

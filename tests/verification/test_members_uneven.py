@@ -1,91 +1,50 @@
-"""Smaller batches in tensor groups: the bits of members in lockstep, and a plain loop's numbers."""
+"""Smaller batches in tensor groups: a plain loop's numbers, and values that grow with rows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bigbrain_fx.core import Graph, Op, Param, ParamRef, Ref, TensorSpec
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, part_channels
+from bigbrain_fx.plan import Plan
 from bigbrain_fx.plan.tensor.messages import require_growing
 from bigbrain_fx.runtime import joined
-from bigbrain_fx.verification.members import same_graph
 from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.weights import part_name
 from tests.support.bundles import uneven
 from tests.support.synthetic import graph_of
-from tests.verification.test_members import HEADS, WIDE, planned, trained
-from tests.verification.test_replicas import bench_of
+from tests.support.training import (
+    AXES,
+    HEADS,
+    SHARED,
+    bench_of,
+    equal,
+    planned,
+    trained,
+    with_own_optimizer,
+)
 from tools.conformance.forms import loop
-from tools.conformance.matrix import Bench
-
-# A weight that all heads share: its gradient is a sum over members, of no rows.
-SCALED = HEADS.replace(
-    "self.out = nn.Linear(16, 16)",
-    "self.out = nn.Linear(16, 16)\n        self.scale = nn.Parameter(torch.ones(4))",
-).replace("        mixed = F.sc", "        q = q * self.scale\n        mixed = F.sc")
-
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    path = tmp_path_factory.mktemp("model") / "net.py"
-    return replace(bench_of(path, uneven(SCALED)), steps=4)
-
-
-def differences(bench: Bench, devices: int, folder: Path, **choices: object) -> str:
-    """Return what differs between a bundle and its reference."""
-    plan = planned(bench, devices, **choices)
-    plan = replace(plan, source=replace(plan.source, drop_last=False))
-    actual, fault = trained(bench, plan, folder / "bundle")
-    return fault or ", ".join(actual.unlike)
-
-
-@pytest.mark.gate("2-{'tensor_shares': (3, 1)}")
-@pytest.mark.parametrize(
-    ("devices", "choices"),
-    [
-        (2, {"tensor_shares": (3, 1)}),
-        (4, {"schedule": "zb-h1"}),
-        (4, {"replicas": 2, "sum_order": "micro", "recompute": "all"}),
-    ],
-    ids=str,
-)
-def test_a_bundle_has_the_bits_of_its_members_in_lockstep(
-    bench: Bench, tmp_path: Path, devices: int, choices: dict[str, object]
-) -> None:
-    """Micro-batches of 2, of 1, and of no rows, with draws and a tied weight."""
-    assert differences(bench, devices, tmp_path, **choices) == ""
-
-
-def test_sums_in_pieces_are_sent_as_those_of_a_full_micro_batch(tmp_path: Path) -> None:
-    """Of 128 rows, 110 and few: other pieces, and some of a tensor that would not be cut."""
-    bench = replace(bench_of(tmp_path / "net.py", uneven(WIDE, (256, 219, 3, 1))), steps=4)
-    assert len({part.numel for part in part_channels(planned(bench, 3, tensor=3))}) > 1
-    assert differences(bench, 3, tmp_path, tensor=3, micro_batches=2) == ""
-
-
-def test_members_of_few_rows_compute_what_the_graph_does(bench: Bench) -> None:
-    found = same_graph(bench.captured, planned(bench, 2), few=1)
-    assert found["passed"] is True
-    assert found["name"] == "captured graph ≈ TP ranks' graphs, micro-batches of 1 rows"
-
-
 @pytest.mark.nightly
-def test_a_group_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "choices"), [(SHARED, {}), (HEADS, AXES)], ids=["shared weight", "sequence"]
+)
+def test_a_group_trains_as_a_plain_loop_does(text: str, choices: dict[str, Any]) -> None:
     """The plain loop of `tools.conformance.forms` weighs micro-batches by their rows."""
-    bench = replace(bench_of(tmp_path / "net.py", uneven(SCALED.replace("0.1", "0.0"))), steps=4)
-    plan = planned(bench, 2, tensor_shares=(3, 1))
-    plan = replace(plan, source=replace(plan.source, drop_last=False, has_optimizer=True))
-    actual, fault = trained(bench, plan, tmp_path / "bundle")
+    bench = bench_of(uneven(text.replace("0.1", "0.0")), steps=4)
+    given = {"tensor": 2, "micro_batches": 4, "tensor_shares": (3, 1), **choices}
+    plan = with_own_optimizer(planned(bench, equal(2), **given))
+    actual, fault = trained(bench, plan)
     assert fault == ""
-    as_a_plain_loop(plan, actual, tmp_path / "net.py", 4)
+    as_a_plain_loop(plan, actual, bench.file.path, 4)
 
 
 def as_a_plain_loop(plan: Plan, actual: Trace, model: Path, steps: int) -> None:

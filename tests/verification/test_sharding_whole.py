@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
 from bigbrain_fx.verification.members import same_graph
 from bigbrain_fx.verification.sharding import agree
-from tests.verification.test_members import HEADS, planned
-from tests.verification.test_replicas import bench_of
+from tests.support.training import HEADS, bench_of, grouped
 
 
 class Scaled(nn.Module):
@@ -80,14 +78,14 @@ class Paired(nn.Module):
 
 
 @pytest.mark.nightly
-def test_a_trace_for_one_number_of_rows_is_compared_with_that_many(tmp_path: Path) -> None:
+def test_a_trace_for_one_number_of_rows_is_compared_with_that_many() -> None:
     """The example's eight rows do not fit it: `verify` crashed."""
-    bench = bench_of(tmp_path / "net.py", HEADS)
+    bench = bench_of(HEADS)
     two = capture(Paired(), {"x": torch.randn(8, 4)}, micro_batch=2)
     assert two.graph.static_batch == 2
     assert two.batch.rows == 8
     chosen = chosen_axes(priced_axes(two.graph, axes(two.graph)), 2)
-    plan = planned(bench, 2)
+    plan = grouped(bench, 2)
     assert plan.placement.tensor is not None
     tensor = replace(plan.placement.tensor, axes=chosen, shares=(2, 1))
     placed = replace(plan.placement, tensor=tensor)

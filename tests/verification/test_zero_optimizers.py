@@ -16,7 +16,14 @@ import torch
 from bigbrain_fx.bundles import split
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
-from tests.verification.test_replicas import STEPS, bench_of, cluster, planned, trained
+from tests.support.training import (
+    STEPS,
+    bench_of,
+    cluster,
+    planned,
+    trained,
+    with_own_optimizer,
+)
 from tools.conformance.matrix import Bench
 from tools.conformance.pairs import loops
 
@@ -108,8 +115,8 @@ def require_loops_bits(bench: Bench, path: Path, **choices: object) -> None:
     """Train a bundle with the file's optimizer; its bits are the reference's and the loop's."""
     losses, tensors = loops.plain(loops.read(path), MICROS, STEPS)
     about = {"replicas": 2, "micro_batches": MICROS, "sum_order": "micro", **choices}
-    plan = planned(bench, cluster(1, 1), **about)
-    found, fault = trained(bench, replace(plan, source=replace(plan.source, has_optimizer=True)))
+    plan = with_own_optimizer(planned(bench, cluster(1, 1), **about))
+    found, fault = trained(bench, plan)
     assert fault == ""
     assert [float(loss) for loss in found.losses] == losses
     assert all(torch.equal(tensor, tensors[n]) for n, tensor in found.tensors.items())
@@ -119,7 +126,7 @@ def require_loops_bits(bench: Bench, path: Path, **choices: object) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_that_looks_across_rows_has_whole_parameters(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, OPTIMIZERS[name])
-    bench = bench_of(path, path.read_text())
+    bench = bench_of(path.read_text())
     for zero, shares in product((1, 2, 3), ((), (3, 1))):
         require_loops_bits(bench, path, zero_stage=zero, replica_shares=shares)
 
@@ -134,4 +141,4 @@ def test_one_that_looks_across_parameters_is_refused_and_the_remedy_holds(tmp_pa
             split(path, cluster(1, 1), tmp_path / "bundle", replace(asked, zero_stage=zero))
         assert "leave --zero out" in str(caught.value.help)
         assert not (tmp_path / "bundle").exists()
-    require_loops_bits(bench_of(path, path.read_text()), path)
+    require_loops_bits(bench_of(path.read_text()), path)

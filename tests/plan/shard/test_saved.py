@@ -15,7 +15,7 @@ from bigbrain_fx.plan import Options, Source, axes, make_plan, priced_axes, shar
 from bigbrain_fx.plan.shard.saved import RULES, exchange_saves, rule_saves
 from bigbrain_fx.plan.tensor.messages import part_channels, posted_bytes
 from tests.plan.shard.test_axes import Calls, attended, found, graph_of, grouped
-from tests.verification.test_members import cluster
+from tests.support.training import equal
 
 X, Y = (torch.rand(4, 6, requires_grad=True) for _ in "xy")
 MASK = torch.rand(4, 6) > 0.5
@@ -128,7 +128,7 @@ def test_receives_that_wait_are_counted() -> None:
         return F.mse_loss(output, batch["input"])
 
     graph = capture(net, {"input": torch.randn(8, 16)}, loss).graph
-    about = graph, cluster(2), Source("")
+    about = graph, equal(2), Source("")
     plan = make_plan(*about, Options("naive", micro_batches=2, tensor=2))
     sizes = [c.numel * 4 * min(2, c.per_step) for c in part_channels(plan) if c.receiver == "d0"]
     assert posted_bytes(plan)["d0"] == sum(sizes) > 0

@@ -45,6 +45,7 @@ def apart(_: nn.Linear, h: Tensor) -> Tensor:
     return h.float()[:, :3].log_softmax(1)
 
 
+@pytest.mark.gate("in_bfloat16")
 @pytest.mark.parametrize("rest", [in_bfloat16, apart])
 def test_a_region_that_may_be_everywhere_is_the_graphs(
     rest: Callable[[nn.Linear, Tensor], Tensor],

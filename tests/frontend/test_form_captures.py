@@ -13,7 +13,6 @@ CAPTURES: dict[str, str] = json.loads(TABLE.read_text())
 GATE = (
     *("saved-hooks-global", "tensor-hook", "vmapped-ensemble", "array-entry", "entry-second"),
     *("one-memory-written", "keys-odd", "observer-assigned", "observer-read", "target-copied"),
-    *("gradient-penalty", "ctc"),
 )
 
 

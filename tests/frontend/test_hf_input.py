@@ -8,17 +8,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import capture, capture_file, load_model_file
+from bigbrain_fx.frontend import capture, capture_file, load_model_file, session
 from bigbrain_fx.frontend.hf.weights import converted
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import read_checkpoint
 from tests.support.command_line import call, write_cluster, write_model
 from tests.support.hf_models import LLAMA, TEXT, VISION, same, write_checkpoint, write_config
+from tools.conformance.apart import child_here
 
 pytest.importorskip("transformers")
 
@@ -251,7 +253,9 @@ def test_estimate_takes_hf_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_split_takes_hf_on_the_command_line(tmp_path: Path) -> None:
-    command(tmp_path, "split", "--out", tmp_path / "b", "--partitioner", "naive")
+    """The capture's child is this process, which has imported transformers."""
+    with mock.patch.object(session, "Child", child_here):
+        command(tmp_path, "split", "--out", tmp_path / "b", "--partitioner", "naive")
     plan = json.loads((tmp_path / "b" / "plan.json").read_text())
     assert plan["source"]["path"] == f"hf:{tmp_path / 'config.json'}?batch=4&seq=8"
     assert (tmp_path / "b" / "example.safetensors").is_file()

@@ -172,6 +172,7 @@ class Between(nn.Module):
         return found
 
 
+@pytest.mark.gate("counts")
 @pytest.mark.parametrize("how", ["plain", "counts"])
 def test_lines_between_modules_are_opaque_and_the_modules_are_not(how: str) -> None:
     model = Between(how)
@@ -183,6 +184,7 @@ def test_lines_between_modules_are_opaque_and_the_modules_are_not(how: str) -> N
     assert_same(model, found, model, 3)
 
 
+@pytest.mark.gate("freezes")
 @pytest.mark.parametrize("how", ["freezes", "chooses"])
 def test_lines_that_leave_something_for_modules_are_refused(how: str) -> None:
     with refused("BX0130d", BigBrainError):

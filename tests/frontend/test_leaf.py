@@ -98,9 +98,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def loaded(file: Path) -> SimpleNamespace:
-    found = load_model_file(file)
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    path = tmp_path_factory.mktemp("leaf") / "experts_file.py"
+    path.write_text(MODEL)
+    found = load_model_file(path)
     captured = capture(found.model, found.example_batch, found.loss)
     return SimpleNamespace(file=found, captured=captured)
 

@@ -74,8 +74,8 @@ def test_a_kill_with_a_cold_replacement(here: Ground) -> None:
     assert json.loads(json.dumps(found.facts()))["row"] == 9
 
 
-def test_row_24_says_why_it_is_skipped(here: Ground) -> None:
-    (found,) = results(here, [24])
+def test_row_24_says_why_it_is_skipped(tmp_path: Path) -> None:
+    (found,) = results(Ground(tmp_path, tmp_path, ()), [24])
     assert found.verdict.status == SKIPPED
     assert "no GPU" in found.verdict.outcome
 
@@ -95,7 +95,7 @@ def test_every_row_of_the_matrix_is_there_once() -> None:
     assert all(row.run.__doc__ for row in ROWS)
 
 
-def test_a_row_that_raises_never_passes(here: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_raises_never_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(_: Ground) -> Verdict:
         raise OSError("no such disk")
 
@@ -103,7 +103,7 @@ def test_a_row_that_raises_never_passes(here: Ground, monkeypatch: pytest.Monkey
         row = Result(ROW, Verdict(status, "no"), 1.0)
         assert summary([Result(ROW, Verdict(KEPT, "yes"), 1.0), row])["passed"] is False
     monkeypatch.setattr(matrix, "ROWS", (Row(2, "f", "p", "-", late),))
-    (found,) = results(here)
+    (found,) = results(Ground(tmp_path, tmp_path, ()))
     assert found.verdict.status == BROKEN
     assert found.verdict.problems == ("OSError: no such disk",)
 

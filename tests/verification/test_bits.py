@@ -371,14 +371,11 @@ CASES = cases(TABLES)
 
 
 @pytest.mark.gate(
-    "a bucket an exchange: 3 zero_stage=0",
     "asynchronous: 3 asynchronous=2bw",
-    "gems: 2 recompute=ops micro_batches=2",
     "gems: 4 sum_order=micro",
     "replicas: 3 replicas=3 sum_order=backend zero_stage=1",
     "shard groups: 4 zero_stage=3 sum_order=micro",
     "virtual stages: 2 schedule=dualpipe-v",
-    "virtual stages: 2 schedule=interleaved micro_batches=2",
 )
 @pytest.mark.parametrize("case", CASES)
 def test_a_bundle_has_the_bits_of_its_reference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:

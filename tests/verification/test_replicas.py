@@ -59,9 +59,8 @@ def test_a_tree_has_the_same_bits_for_any_replicas_and_shares(bench: Bench) -> N
     assert not same(whole, other)  # else nothing was shown
 
 
-@pytest.mark.parametrize(
-    "text", [pytest.param(MODEL, marks=pytest.mark.nightly), BATCH_NORM], ids=["", "batch norms"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("text", [MODEL, BATCH_NORM], ids=["", "batch norms"])
 def test_by_number_has_the_bits_of_a_bundle_without_replicas(text: str) -> None:
     bench = bench_of(text)
     whole, _ = trained(bench, planned(bench, cluster(1)))

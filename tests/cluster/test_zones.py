@@ -1,16 +1,26 @@
-"""Zones, prices, the rate of a link by size of a message, and timed kernels."""
+"""Parts of a cluster file: zones, prices, cards, and traces of devices."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bigbrain_fx.cluster import parse_cluster, to_json
-from bigbrain_fx.core import KERNELS, Cluster, Link, Zone
+from bigbrain_fx.cluster import (
+    PRESETS,
+    BadValueError,
+    assumed,
+    parse_cluster,
+    read_availability,
+    to_json,
+)
+from bigbrain_fx.cluster.presets import preset_name
+from bigbrain_fx.core import KERNELS, Cluster, Graph, Link, Param, Period, TensorSpec, Zone
 from tests.support.messages import refused
+from tests.support.synthetic import cluster_of, device
 
 CPU = {"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"}
 SLOW = {"bandwidth": "1Gbit/s", "latency": "30ms"}
@@ -161,3 +171,129 @@ def test_timed_kernels_come_back_in_their_own_order() -> None:
 def test_values_that_are_no_timed_kernel_are_refused(kernels: dict[str, object], code: str) -> None:
     with refused(code):
         parse_cluster(_text(kernels), "x")
+
+
+# --------------------------------------------------------------------------- cards
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("Tesla V100-SXM2-32GB", "v100-32"),
+        ("Tesla P100-PCIE-16GB", "p100-16"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA A10G", "a10g"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("A100 80 GB", "a100-80"),
+        ("4060 Ti 16gb", "rtx-4060-ti-16"),
+    ],
+)
+def test_a_preset_is_found_as_its_driver_names_it(name: str, known: str) -> None:
+    assert preset_name(name) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("V100", "BX1026"),
+        ("GeForce RTX 3060", "BX1026"),
+        ("A100 PCIe", "BX1026"),
+        ("H100-80", "BX1026"),
+        ("T4 8GB", "BX1028"),
+        ("RTX 3900", "BX1028"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "BX1025"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "BX1025"),
+    ],
+)
+def test_a_name_of_no_card_or_of_several_says_which(name: str, code: str) -> None:
+    with refused(code, BadValueError):
+        preset_name(name)
+
+
+def test_a_blank_is_near_to_no_card() -> None:
+    with refused("BX1028", BadValueError):
+        preset_name("")
+
+
+def test_the_source_of_a_presets_rates_is_named() -> None:
+    entry = '"preset": "t4", "matmul_precision": "high"'
+    two = f'{{"devices": [{{"name": "a", {entry}}}, {{"name": "b", {entry}}}]}}'
+    graph = Graph("tiny", (), (), (), (), None, autocast="bfloat16")
+    card, lacks, tf32, wire = assumed(parse_cluster(two, "cluster.json"), graph)
+    assert "a, b: t4 by its datasheet" in card
+    assert "t4 has no units for bfloat16" in lacks
+    assert "t4 has no TF32" in tf32
+    assert "PCIe 3.0" in wire
+
+
+def test_a_model_in_half_precision_is_said_as_autocast_is() -> None:
+    weight = Param("w", TensorSpec((2, 2), "bfloat16", (2, 1), requires_grad=True), "w")
+    graph = Graph("tiny", (), (), (weight,), (), None)
+    found = assumed(parse_cluster('{"devices": [{"name": "a", "preset": "v100-16"}]}', "x"), graph)
+    assert any("v100-16 has no units for bfloat16" in text for text in found)
+
+
+def test_a_card_with_a_host_of_its_own_starts_ops_as_that_does() -> None:
+    usual_s = PRESETS["a100-80"].launch_s
+    assert usual_s is not None
+    assert PRESETS["h200"].launch_s == usual_s
+    assert PRESETS["gh200-96"].launch_s == pytest.approx(1.29 * usual_s)
+
+
+# --------------------------------------------------------------------------- traces
+
+
+WHERE = cluster_of(device("a0"), device("a1"))
+
+
+def written(folder: Path, *changes: tuple[float, list[str]], **more: object) -> Path:
+    path = folder / "trace.json"
+    entries = [{"from_h": hour, "devices": names} for hour, names in changes]
+    whole = {"format": "availability-1", "until_h": 8, "changes": entries, **more}
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def test_each_list_holds_until_the_next(tmp_path: Path) -> None:
+    path = written(tmp_path, (0, ["a0", "a1"]), (2.5, ["a0"]))
+    assert read_availability(path, WHERE) == (
+        Period(0.0, 2.5, ("a0", "a1")),
+        Period(2.5, 8.0, ("a0",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "code"),
+    [
+        ([(0, ["a0"])], {"format": "2"}, "BX1060"),
+        ([], {}, "BX1060"),
+        ([(0, ["a0"])], {"until_h": -1}, "BX1060"),
+        ([(0, ["a0"])], {"until": 3}, "BX1060"),
+        ([(1, ["a0"])], {}, "BX1061"),
+        ([(0, ["a0"]), (0, ["a1"])], {}, "BX1062"),
+        ([(0, ["a0"])], {"until_h": 0}, "BX1062"),
+        ([(0, ["a0"]), (2, [])], {}, "BX1063"),
+        ([(0, ["a0", "a2"])], {}, "BX1064"),
+    ],
+)
+def test_files_that_are_no_trace_are_refused(
+    tmp_path: Path, changes: list[tuple[float, list[str]]], more: dict[str, object], code: str
+) -> None:
+    path = written(tmp_path, *changes, **more)
+    with refused(code) as caught:
+        read_availability(path, WHERE)
+    assert str(caught.value.at).startswith(str(path))
+
+
+def test_a_trace_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with refused("BX1059"):
+        read_availability(tmp_path / "none.json", WHERE)
+    (tmp_path / "half.json").write_text("{")
+    with refused("BX1060"):
+        read_availability(tmp_path / "half.json", WHERE)

@@ -1,4 +1,4 @@
-"""The smallest module around code that no trace holds is opaque of itself."""
+"""Code that no trace holds: the module around it, or lines that read a number, are opaque."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture, leaf_paths
-from tests.support.captured import assert_same
+from tests.support.captured import assert_same, run
 
 
 class Hit(nn.Module):
@@ -177,3 +177,31 @@ def test_lines_before_a_module_are_kept_whole() -> None:
     assert any(op.target.startswith("leaf.forward_") for op in found.graph.ops)
     assert any(op.target == "aten.linear.default" for op in found.graph.ops)
     assert_same(model, found, model)
+
+
+# ------------------------------------------------------------ lines that read a number
+
+
+class Checked(nn.Module):
+    """Looks at lengths as XLM does, and at a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        h = self.linear(x)
+        assert lengths.max().item() <= h.shape[1]
+        if h.abs().max().item() > 100.1:
+            raise ValueError("too large")
+        return (h * (torch.arange(4) < lengths[:, None])).square().mean()
+
+
+def test_lines_that_check_numbers_are_opaque_and_raise_later() -> None:
+    model = Checked()
+    found = capture(model, (torch.randn(4, 4), torch.tensor([1, 2, 3, 4])))
+    assert found.graph.static_batch is None
+    assert_same(model, found, model)
+    assert any(op.target.startswith("leaf.forward_") for op in found.graph.ops)
+    with pytest.raises(AssertionError):
+        run(found, {"x": torch.randn(4, 4), "lengths": torch.tensor([1, 2, 3, 5])})

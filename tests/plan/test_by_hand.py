@@ -12,7 +12,7 @@ from bigbrain_fx.core import Cluster, Graph, ModuleCall, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, plan_placed, write_placement
 from bigbrain_fx.plan.by_hand import homes_of, read_pins
-from tests.plan.test_micro_batch_rows import one_device, wide
+from tests.plan.test_remedy import one_device, wide
 from tests.support.messages import refused
 from tests.support.synthetic import chain_graph, cluster_of, device
 

@@ -1,4 +1,4 @@
-"""An explanation of a plan whose every figure can be worked out in the head."""
+"""An explanation of a plan whose every figure can be worked out, and how sure it is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import (
     Cluster,
     Costs,
@@ -20,7 +21,15 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, one as planning, with_placement
+from bigbrain_fx.plan import (
+    Options,
+    Plan,
+    Source,
+    make_plan,
+    one as planning,
+    spread,
+    with_placement,
+)
 from bigbrain_fx.plan.explain import Alternative, Explanation, explain, size_text
 from bigbrain_fx.plan.memory_check import needed_bytes
 from tests.support.synthetic import cluster_of, device, graph_of, weight
@@ -195,3 +204,60 @@ def test_an_explanation_is_a_value() -> None:
     first, second = (explain(placed(stack(), "aabbb", two())) for _ in range(2))
     assert first == second
     assert isinstance(first, Explanation)
+
+
+# --------------------------------------------------------------------------- spread
+
+
+__all__ = ["hand_made_costs"]  # a fixture, used by all tests here
+
+
+def on(plan: Plan, preset: str) -> Plan:
+    """Return a plan of two CPUs as if they were cards."""
+    names = ", ".join(f'{{"name": "{n}", "preset": "{preset}"}}' for n in "ab")
+    return replace(plan, cluster=parse_cluster(f'{{"devices": [{names}]}}', "x"))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return placed(stack(), "aabbb", two())
+
+
+def test_an_interval_holds_the_forecast(plan: Plan) -> None:
+    found = spread(plan)
+    assert found.low_s < plan.forecast.step_s < found.high_s
+    assert found.note == ""
+    assert str(found).endswith("s in nine of ten")
+
+
+def test_a_profiled_forecast_has_a_smaller_interval(plan: Plan) -> None:
+    wide, narrow = spread(plan), spread(replace(plan, estimator="measured"))
+    assert wide.low_s < narrow.low_s
+    assert narrow.high_s < wide.high_s
+
+
+def test_a_card_that_nobody_measured_is_less_sure_and_says_so(plan: Plan) -> None:
+    known, unknown = spread(on(plan, "t4")), spread(on(plan, "l40s"))
+    assert (known.note, unknown.low_s < known.low_s, unknown.high_s > known.high_s) == (
+        *("", True),
+        True,
+    )
+    assert "l40s" in unknown.note
+
+
+def test_a_rate_of_a_card_that_nobody_measured_is_less_sure_too(plan: Plan) -> None:
+    half = replace(plan, graph=replace(plan.graph, autocast="float16"))
+    found = spread(on(half, "l4"))
+    assert found.note == "no published row of l4 in half precision was forecast before"
+    assert spread(on(half, "t4")).note == ""
+    assert found.high_s / found.low_s > spread(on(plan, "l4")).high_s / spread(on(plan, "l4")).low_s
+
+
+def test_replicas_were_measured_on_cpus_with_profiled_ops(plan: Plan) -> None:
+    both = replace(plan, stages=replace(plan.stages, micros=((0,), (1,))))
+    guessed, profiled = spread(both), spread(replace(both, estimator="measured"))
+    assert guessed.note.endswith("were held against measured steps on CPUs with profiled ops only")
+    assert guessed.high_s > spread(plan).high_s
+    assert profiled.note == ""
+    assert profiled.high_s == pytest.approx(1.15 * plan.forecast.step_s)
+    assert profiled.low_s == spread(replace(plan, estimator="measured")).low_s

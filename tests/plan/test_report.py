@@ -1,4 +1,4 @@
-"""The report shows the step with its times, devices with their figures, and opens at once."""
+"""The report shows the step with its times, devices with their figures; plans tell progress."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from bigbrain_fx.core import Slice
+from bigbrain_fx.core import Link, Slice
+from bigbrain_fx.plan import Options, Source, make_plan, telling
 from bigbrain_fx.plan.report import MOST_BARS, Curve, curves, gantt, report, ticks
 from tests.support import samples
+from tests.support.synthetic import chain_graph, cluster_of, device
 
 
 def test_a_step_has_an_axis_numbers_and_links() -> None:
@@ -72,3 +74,29 @@ def test_300_stages_stay_a_small_page() -> None:
     assert drawn.count("<rect") <= MOST_BARS
     assert "of 300 devices and links; timeline.json has all" in drawn
     assert len(drawn) < 500_000
+
+
+# --------------------------------------------------------------------------- progress
+
+
+CLUSTER = cluster_of(device("d0"), device("d1"), link=Link(1e-4, 1e9))
+
+
+@pytest.mark.nightly
+def test_a_search_tells_how_many_plans_it_has_simulated() -> None:
+    graph, said = chain_graph(0, 8), list[str]()
+    options = Options("auto", "analytical", effort="fast")
+    with telling(said.append):
+        found = make_plan(graph, CLUSTER, Source("model.py"), options)
+    assert found.search is not None
+    assert said[0] == "one pipeline"
+    assert said[-1].startswith(f"{found.search.simulated} plans simulated, the fastest ")
+    assert make_plan(graph, CLUSTER, Source("model.py"), options).placement == found.placement
+    assert len(said) == found.search.simulated + 1, "it listens no longer"
+
+
+def test_each_number_of_micro_batches_is_told() -> None:
+    graph, said = chain_graph(0, 4), list[str]()
+    with telling(said.append):
+        make_plan(graph, CLUSTER, Source("model.py"), Options("naive", "analytical"))
+    assert said == ["naive, 1 micro-batch", "naive, 2 micro-batches", "naive, 4 micro-batches"]

@@ -1,4 +1,4 @@
-"""Which ops stay together, and which every stage may compute for itself; graphs made by hand."""
+"""Which ops stay together, and the figures of units."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, Param, ParamRef, Ref
+from bigbrain_fx.planning import work
+from bigbrain_fx.planning.registry import estimator
+from bigbrain_fx.planning.unit_work import OnKind
 from bigbrain_fx.planning.units import Units, is_size, mutated_roots, units
 from tests.support.examples import examples
-from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
+from tests.support.synthetic import (
+    chain_graph,
+    cluster_of,
+    device,
+    graph_of,
+    op,
+    random_graph,
+    tensor,
+    weight,
+)
 
 GRAD, PLAIN = tensor(4), tensor(4, grad=False)
 
@@ -185,3 +197,28 @@ def assert_runs_in_order(graph: Graph, found: Units) -> None:
         assert list(group) == sorted(group, key=[o.name for o in graph.ops].index)
         done |= set(group)
         assert all(done.issuperset(graph.op[name].refs) for name in group)
+
+
+# --------------------------------------------------------------------------- figures
+
+
+def test_units_are_put_in_order_once_for_devices_that_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of hundreds of GPUs there are a few kinds: what is done for each device takes minutes."""
+    graph = chain_graph(0, 6)
+    cluster = cluster_of(*(device(f"d{i}", 1 + i % 2) for i in range(6)))
+    known = work(graph, estimator("analytical").estimate(graph, cluster))
+    asked: list[OnKind] = []
+    merged = OnKind.merged
+
+    def counted(self: OnKind, *args: object) -> OnKind:
+        asked.append(self)
+        return merged(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OnKind, "merged", counted)
+    found = known.merged([[old] for old in reversed(range(known.count))])
+    assert len(asked) == len({id(on) for on in known.on.values()}) == 2
+    assert len({id(on) for on in found.on.values()}) == 2
+    for name, on in known.on.items():
+        assert found.on[name].forward_s.tolist() == on.forward_s.tolist()[::-1]

@@ -1,4 +1,4 @@
-"""A bundle's own weights: every byte is checked as it is read; what is broken is one line."""
+"""A bundle's own weights and JSON files are checked as they are read; int8 ones become floats."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from bigbrain_fx.core import once as once_of_core
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import read_plan
+from bigbrain_fx.runtime import again, widened, widening
+from bigbrain_fx.runtime.buckets import read_buckets
+from bigbrain_fx.runtime.checkpoint_format import BrokenError, sealed, unsealed
 from bigbrain_fx.runtime.checksum import checksum
+from bigbrain_fx.runtime.json_once import once
 from bigbrain_fx.runtime.modules import WeightsError
+from bigbrain_fx.runtime.promises import making_again
 from bigbrain_fx.runtime.weights import (
     Index,
     OwnWeights,
@@ -220,3 +229,92 @@ def test_a_run_ends_with_one_line(trained_bundle: Path) -> None:
     assert done.stderr.startswith("error[BX5180]: ")
     assert done.stderr.count("\n") == 1
     assert "is not as it was written" in done.stderr
+
+
+# --------------------------------------------------------------------------- int8
+
+
+DICE = torch.Generator().manual_seed(2)
+WEIGHTS = torch.randint(-127, 128, (3, 24, 16), generator=DICE, dtype=torch.int8)
+SCALES = torch.rand(3, 24, 1, generator=DICE)
+PAIRS = tuple(zip(WEIGHTS, SCALES, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widening, "_free_or_read", {})
+
+
+def storages() -> int:
+    return sum(map(len, widening._free_or_read.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_widened_product_is_bitwise_equal(dtype: torch.dtype) -> None:
+    for weight, scale in zip(WEIGHTS, SCALES.to(dtype), strict=True):
+        assert torch.equal(widened(weight, scale), weight * scale)
+
+
+def test_memory_is_used_again_only_when_nothing_has_it() -> None:
+    first = widened(WEIGHTS[0], SCALES[0])
+    view = first.t()[3:]
+    kept = first.clone()
+    del first
+    second = widened(WEIGHTS[1], SCALES[1])
+    assert torch.equal(view, kept.t()[3:])
+    assert storages() == 2
+    del view
+    third = widened(WEIGHTS[2], SCALES[2])
+    assert storages() == 2
+    assert torch.equal(second, WEIGHTS[1] * SCALES[1])
+    assert torch.equal(third, WEIGHTS[2] * SCALES[2])
+
+
+@pytest.mark.parametrize(("promising", "count"), [(True, 1), (False, 3)])
+def test_saved_tensors_are_not_written_over(promising: bool, count: int) -> None:
+    """In a device nothing keeps it; in anybody's own loop autograd does, and has it to itself."""
+    x = torch.randn(4, 16, generator=DICE, requires_grad=True)
+    if promising:
+        with making_again():
+            results = [F.linear(x, again(widened, *pair)) for pair in PAIRS]
+    else:
+        results = [F.linear(x, again(widened, *pair)) for pair in PAIRS]
+    assert storages() == count
+    plain = [F.linear(x, weight * scale) for weight, scale in PAIRS]
+    for mine, theirs in zip(results, plain, strict=True):
+        ours, want = (torch.autograd.grad(y.square().sum(), x)[0] for y in (mine, theirs))
+        assert torch.equal(ours, want)
+
+
+# --------------------------------------------------------------------------- files of JSON
+
+
+TWICE = '{"d0": "a.safetensors", "d1": "b", "d0": "c.safetensors"}'
+
+
+def test_an_entry_that_is_there_twice_is_named() -> None:
+    for hook in (once, once_of_core):
+        with pytest.raises(ValueError, match="'d0' is there twice"):
+            json.loads(TWICE, object_pairs_hook=hook)
+        assert json.loads('{"a": {"b": 1}}', object_pairs_hook=hook) == {"a": {"b": 1}}
+
+
+def test_files_of_a_bundle_are_refused(tmp_path: Path) -> None:
+    for name, read in (("index.json", read_index), ("buckets.json", read_buckets)):
+        (tmp_path / name).write_text(TWICE)
+        with pytest.raises(WeightsError, match="'d0' is there twice"):
+            read(tmp_path)
+
+
+def test_a_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"format": 1, "mode": "train", "mode": "eval"}')
+    with pytest.raises(InputError, match="'mode' is there twice"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_a_record_is_refused_whose_checksum_is_of_the_last_of_two() -> None:
+    text = sealed({"step": 3}).decode()
+    assert unsealed(text.encode(), "here") == {"step": 3}
+    twice = text.replace('"step": 3', '"step": 2,\n "step": 3')
+    with pytest.raises(BrokenError, match="here: it is not whole"):
+        unsealed(twice.encode(), "here")

@@ -1,4 +1,4 @@
-"""Listeners, consoles and files of events that do not take what a supervisor says."""
+"""Listeners of a supervisor that do not take what it says, and connections that fail."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.supervisor import EventLog
+from bigbrain_fx.supervisor import EventLog, FailedError
 from bigbrain_fx.supervisor.aside import Aside, AsideConsole
 from bigbrain_fx.supervisor.console import Console
+from bigbrain_fx.supervisor.events import status
 from tests.supervisor.test_failing_lines import LIMIT_S, until
+from tests.support.puppets import Stage, stage
 
 NOT_READ = 200  # lines
 
@@ -114,3 +117,52 @@ def test_lines_that_are_written_at_once_are_lost_where_nobody_reads() -> None:
         console = Console(stream)
         console.say("x")
         assert console.close() == 1
+
+
+# --------------------------------------------------------------------------- connections
+
+
+TEXT = "PeerLostError: the connection to d0: reset by peer"
+
+
+def lose(on: Stage) -> None:
+    """Let d1 report a lost connection, with a text that has a colon in it."""
+    on.puppets[1].say("lost", generation=0, text=TEXT, alive=True)
+
+
+def lock(on: Stage) -> None:
+    """Let all devices wait for each other, as the watch finds it."""
+    on.supervisor.rendezvous.lock(on.supervisor.crew.clock.now())
+
+
+def test_the_event_names_the_device_that_reported_it(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        on.begin()
+        lose(on)
+        on.turn_until(lambda: bool(on.of("links_lost")))
+    (entry,) = on.of("links_lost")
+    assert (entry["device"], entry["text"]) == ("d1", TEXT)
+    assert f"d1: {TEXT}" in str(status(entry))
+
+
+def test_devices_that_wait_for_each_other_are_no_device(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        on.begin()
+        lock(on)
+        on.turn_until(lambda: bool(on.of("links_lost")))
+    (entry,) = on.of("links_lost")
+    assert "device" not in entry
+    assert str(status(entry)).endswith(entry["text"])
+
+
+@pytest.mark.parametrize(("how", "device"), [(lose, "d1"), (lock, None)])
+def test_the_error_after_the_last_try_has_that_device(
+    tmp_path: Path, how: Callable[[Stage], None], device: str | None
+) -> None:
+    with stage(tmp_path, restarts=0) as on:
+        on.begin()
+        how(on)
+        with pytest.raises(FailedError) as failed:
+            on.turn_until(lambda: False)
+    assert failed.value.death.device == device
+    assert not failed.value.moves

@@ -1,4 +1,4 @@
-"""Runs that add gradients in unlike orders are the same to rounding; a lost replica is more."""
+"""What rounding alone explains: runs that add in unlike orders, and what it leaves of a zero."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.bundles.verifying import Check
-from bigbrain_fx.verification.trace import Trace, outputs_to_rounding, same_to_rounding
+from bigbrain_fx.verification.trace import (
+    Trace,
+    left_of_zero,
+    outputs_to_rounding,
+    same_to_rounding,
+)
 
 BEFORE = {"a": torch.ones(4, 4), "b": torch.zeros(8), "count": torch.tensor(0)}
 EPS = torch.finfo(torch.float32).eps
@@ -75,3 +80,20 @@ def test_compiled_stages_may_be_further_off_than_sums_in_another_order() -> None
     assert passed(far) == [True, False, True]
     half = same_to_rounding(BEFORE, trained(), trained(0.5), EPS, compiled=True)
     assert [check["passed"] for check in half] == [True, False, False]
+
+
+# --------------------------------------------------------------------------- zeros
+
+
+SINGLE, DOUBLE = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
+
+
+def test_a_rounded_zero_is_in_both_and_tiny() -> None:
+    """A bias that both sides of a distance have: two orders of adding leave unlike last digits."""
+    want = {"weight": torch.tensor([0.5, -2.0]), "bias": torch.tensor([3e-8, -1e-8])}
+    have = {"weight": torch.tensor([0.5, -2.0]), "bias": torch.tensor([-2e-8, 4e-8])}
+    assert left_of_zero(want, have, SINGLE) == {"bias"}
+    assert left_of_zero(want, have, DOUBLE) == frozenset()  # there it is a number
+    assert left_of_zero(want, {**have, "bias": torch.tensor([0.1, 0.0])}, SINGLE) == frozenset()
+    assert left_of_zero(want, {"weight": have["weight"]}, SINGLE) == frozenset()
+    assert left_of_zero({"weight": torch.zeros(2)}, {"weight": torch.zeros(2)}, SINGLE) == set()

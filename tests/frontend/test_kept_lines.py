@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import bigbrain_fx as bb
-from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import Captured, capture, leaf_paths
-from bigbrain_fx.plan import Options
-from tests.support.bundles import cluster
 from tests.support.captured import assert_same
 from tests.support.messages import refused
 
@@ -223,44 +218,3 @@ def test_the_class_and_its_calls_are_as_before() -> None:
     assert type(model) is Picked
     assert nn.Module.__call__ is call
     assert "forward" not in vars(model)
-
-
-FILE = '''"""Rows picked by their labels, in the model's own forward."""
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x, labels):
-        logits = self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
-        kept = (labels >= 0).nonzero().flatten()
-        return {"loss": F.cross_entropy(logits[kept], labels[kept]), "logits": logits}
-
-
-def model():
-    return Net()
-
-
-def example_batch():
-    return {"x": torch.randn(8, 6), "labels": torch.tensor([0, 1, -1, 2, 0, -1, 1, 2])}
-'''
-
-
-@pytest.mark.nightly
-def test_the_bundle_runs_the_lines_on_the_last_device(tmp_path: Path) -> None:
-    path = tmp_path / "picked_file.py"
-    path.write_text(FILE)
-    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
-    names = device_names(["d0", "d1"])
-    first, last = ((made.bundle / f"{names[d].module}.py").read_text() for d in ("d0", "d1"))
-    assert "forward_4_5" not in first
-    text = "".join(last.split())
-    assert "self.forward_4_5=NetForward4To5(self,'',user_model)" in text.replace('"', "'")
-    assert "self.head=nn.Linear(8,3)" in text
-    bb.verify(made.bundle, steps=2).require_passed()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import bigbrain_fx as bb
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.plan import Options
-from tests.support.bundles import cluster
 from tests.support.captured import run
 
 
@@ -114,112 +110,6 @@ def test_without_weights_the_loss_gets_everything() -> None:
         model = Speech()
     op = loss_op(capture(model, speech_batch(), ctc).graph)
     assert len(op.refs) == 5
-
-
-FILE = '''"""Speech, with its loss in plain Python."""
-
-from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-
-@dataclass
-class Output:
-    logits: Tensor
-    hidden: Tensor
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv1d(4, 8, 3)
-        self.mid = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 6)
-
-    def forward(self, sound):
-        hidden = self.mid(self.conv(sound).relu().transpose(1, 2))
-        return Output(self.head(hidden), hidden)
-
-
-def model():
-    return Net()
-
-
-def example_batch():
-    return {
-        "sound": torch.randn(4, 4, 20),
-        "letters": torch.randint(1, 6, (4, 5)),
-        "lengths": torch.tensor([5, 3, 4, 2]),
-    }
-
-
-def loss(output, batch):
-    log = output.logits.log_softmax(-1).transpose(0, 1)
-    steps = torch.full((log.size(1),), log.size(0), dtype=torch.long)
-    mask = torch.arange(5)[None] < batch["lengths"][:, None]
-    return F.ctc_loss(log, batch["letters"].masked_select(mask), steps, batch["lengths"])
-'''
-
-
-@pytest.mark.nightly
-def test_the_bundle_calls_the_users_loss(tmp_path: Path) -> None:
-    path = tmp_path / "speech_file.py"
-    path.write_text(FILE)
-    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
-    last = (made.bundle / "device_d1.py").read_text()
-    assert "user_loss(Output(logits=" in "".join(last.split())
-    assert "from functions import" in last
-    assert '"sound": None' in last
-    assert any(w.startswith("BX0150") for w in made.warnings)
-    bb.verify(made.bundle, steps=3).require_passed()
-
-
-# --------------------------------------------------------------------------- Hugging Face
-
-WAV2VEC2 = '''"""A tiny Wav2Vec2; its CTC loss stands inside forward."""
-
-import torch
-import torch.nn.functional as F
-from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
-
-LABELS = {labels!r}
-
-
-def model():
-    return Wav2Vec2ForCTC(
-        Wav2Vec2Config(
-            vocab_size=12,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=24,
-            conv_dim=(8, 8),
-            conv_stride=(4, 2),
-            conv_kernel=(6, 3),
-            num_conv_pos_embeddings=4,
-            num_conv_pos_embedding_groups=2,
-            num_feat_extract_layers=2,
-            mask_time_prob=0.0,
-            layerdrop=0.0,
-        )
-    )
-
-
-def example_batch():
-    return {{"input_values": torch.randn(4, 200), LABELS: torch.randint(1, 12, (4, 5))}}
-'''
-
-
-@pytest.mark.nightly
-def test_a_loss_inside_the_model_is_kept_with_the_lines_of_its_forward(tmp_path: Path) -> None:
-    inside = tmp_path / "inside.py"
-    inside.write_text(WAV2VEC2.format(labels="labels"))
-    made = bb.split(inside, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
-    assert any("in forward of Wav2Vec2ForCTC" in said for said in made.warnings)
-    assert "class Wav2Vec2ForCTCForward" in (made.bundle / "functions.py").read_text()
-    bb.verify(made.bundle, steps=2).require_passed()
 
 
 def guarded(output: Output, batch: dict[str, Tensor]) -> Tensor:

@@ -15,9 +15,7 @@ from bigbrain_fx.emit.files.model_file import without_marks
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.frontend.translation.leaf import leaf_paths
-from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import part_of
-from tests.support.bundles import cluster
 from tests.support.captured import assert_same, gradients, run
 from tests.support.messages import refused
 
@@ -133,19 +131,6 @@ def test_values_gradients_and_buffers_are_the_modules(loaded: SimpleNamespace) -
 
     assert_same(loaded.file.model, loaded.captured, eager)
     assert_same(loaded.file.model, loaded.captured, eager, 5)
-
-
-@pytest.mark.nightly
-def test_the_bundle_calls_the_users_module(file: Path, tmp_path: Path) -> None:
-    made = bb.split(file, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
-    text = (made.bundle / "device_d0.py").read_text()
-    assert 'moe=part_of(user_model, "blocks.0.moe")' in text
-    assert ".moe(" in text
-    assert "gain=2.0" in text
-    assert "assume_not(" in text
-    assert "import bigbrain_fx" not in (made.bundle / "functions.py").read_text()
-    assert "model file" in (made.bundle / "README.md").read_text()
-    bb.verify(made.bundle, steps=3).require_passed()
 
 
 class Plain(nn.Module):

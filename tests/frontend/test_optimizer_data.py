@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import bigbrain_fx as bb
 from bigbrain_fx.frontend.contract import training_of
 from bigbrain_fx.frontend.tracing.optimizers.as_data import GroupedOptimizer, for_devices
-from bigbrain_fx.plan import Options
-from tests.support.bundles import cluster
 from tests.support.messages import refused
 
 Named: TypeAlias = Iterable[tuple[str, nn.Parameter]]
@@ -182,52 +179,3 @@ def test_a_scheduler_of_its_own_sets_the_rates_of_one_made_again() -> None:
     )
     make: Any = said["optimizer"]
     assert make(dict(model.named_parameters()).items()).param_groups[0]["lr"] == 0.5
-
-
-CONFIGURES = """
-import torch
-from torch import nn
-
-
-def batches(seed):
-    dice = torch.Generator().manual_seed(seed)
-    while True:
-        yield torch.randn(8, 6, generator=dice), torch.randn(8, 6, generator=dice)
-
-
-def loss(output, batch):
-    return nn.functional.mse_loss(output, batch[1])
-
-
-class Net(nn.Sequential):
-    def configure_optimizers(self, decay):
-        named = list(self.named_parameters())
-        groups = [{"params": [p for _, p in named if p.dim() > 1], "weight_decay": decay}]
-        groups.append({"params": [p for _, p in named if p.dim() <= 1], "weight_decay": 0.0})
-        return torch.optim.AdamW(groups, lr=0.01)
-
-
-torch.manual_seed(0)
-net = Net(*[each for _ in range(3) for each in (nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU())])
-
-
-def model():
-    return net
-
-
-def optimizer(named_params):
-    return net.configure_optimizers(0.5)
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("made", [False, True])
-def test_the_model_configures_its_optimizer_and_is_split(tmp_path: Path, made: bool) -> None:
-    """The rehearsal compares with the user's own loop."""
-    path = tmp_path / "model.py"
-    path.write_text(CONFIGURES + "optimizer = optimizer(())\n" * made)
-    found = bb.split(path, cluster(), tmp_path / "bundle", Options("naive"), rehearse=True)
-    assert len(found.plan.stages.devices) > 1
-    assert found.plan.source.optimizer is not None
-    bare = bb.split(path, cluster(), tmp_path / "bare", Options("naive"), bare=True)
-    assert (Path(bare.bundle) / "runtime/optimizer_groups.py").is_file()

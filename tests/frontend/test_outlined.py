@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import bigbrain_fx as bb
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing.opaque.chosen_lines import (
     last_lines,
@@ -19,8 +17,6 @@ from bigbrain_fx.frontend.tracing.opaque.chosen_lines import (
 from bigbrain_fx.frontend.tracing.opaque.forward_text import span_of
 from bigbrain_fx.frontend.tracing.opaque.hoisting import hoisted
 from bigbrain_fx.frontend.tracing.opaque.outlined import outlined
-from bigbrain_fx.plan import Options
-from tests.support.bundles import cluster
 from tests.support.captured import assert_same
 
 
@@ -178,51 +174,3 @@ def test_buffers_that_lines_write_are_the_models() -> None:
     (op,) = (op for op in found.graph.ops if op.target.startswith("leaf."))
     assert {"queue", "at"} <= set(op.mutates)
     assert_same(model, found, model)
-
-
-MODEL = '''"""A recurrent model that goes on from the hidden state of the batch before."""
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.rnn, self.head = nn.Embedding(9, 6), nn.GRU(6, 8), nn.Linear(8, 9)
-        self.hidden = None
-
-    def forward(self, ids):
-        if self.hidden is None:
-            self.hidden = torch.zeros(1, ids.shape[1], 8)
-        out, self.hidden = self.rnn(self.embed(ids), self.hidden.detach())
-        return self.head(out).flatten(0, 1)
-
-
-def model():
-    return Net()
-
-
-def batches(seed):
-    dice = torch.Generator().manual_seed(seed)
-    while True:
-        ids = torch.randint(0, 9, (6, 4), generator=dice)
-        yield {"ids": ids[:-1], "next": ids[1:]}
-
-
-batch_dims = {"ids": 1, "next": 1}
-
-
-def loss(output, batch):
-    return F.cross_entropy(output, batch["next"].flatten())
-'''
-
-
-@pytest.mark.nightly
-def test_a_bundle_goes_on_from_the_hidden_state(tmp_path: Path) -> None:
-    path = tmp_path / "recurrent_file.py"
-    path.write_text(MODEL)
-    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive"))
-    assert "class NetForward" in (made.bundle / "functions.py").read_text()
-    bb.verify(made.bundle, steps=4).require_passed()

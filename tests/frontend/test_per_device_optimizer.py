@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.optimizers import trial
 from bigbrain_fx.frontend.tracing.optimizers.per_device import require_per_device
-from tests.support.bundles import MODEL, cluster
 
 Named = Iterable[tuple[str, nn.Parameter]]
 HELD = {"d0": ["0.weight", "0.bias"], "d1": ["1.weight", "1.bias", "2.weight", "2.bias"]}
@@ -275,35 +271,3 @@ def test_a_large_model_is_tried_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HEAD = 'n == "blocks.3.up.weight"'
-PICKED = """
-class Picking(torch.optim.SGD):
-    def __init__(self, named):
-        found = dict(named)
-        head = found.pop("blocks.3.up.weight")
-        super().__init__([{"params": [head], "lr": 0.1}, {"params": found.values()}], lr=0.01)
-
-
-def optimizer(named):
-    return Picking(named)
-"""
-CHOSEN = f"""
-def optimizer(named):
-    named = list(named)
-    head, rest = [p for n, p in named if {HEAD}], [p for n, p in named if not {HEAD}]
-    return torch.optim.SGD([{{"params": head, "lr": 0.1}}, {{"params": rest}}], lr=0.01)
-"""
-
-
-@pytest.mark.nightly
-def test_the_remedy_of_a_refusal_works(tmp_path: Path) -> None:
-    """A class that picks a parameter by its name: refused before anything is written."""
-    file, out = tmp_path / "letters.py", tmp_path / "bundle"
-    options = bb.Options("naive", micro_batches=2)
-    file.write_text(MODEL + PICKED)
-    with pytest.raises(InputError) as error:
-        bb.split(file, cluster(), out, replace(options, strict=True))
-    assert (error.value.code, out.exists()) == ("BX2142", False)
-    assert bb.split(file, cluster(1), out, options).bundle == out
-    file.write_text(MODEL + CHOSEN)
-    bb.split(file, cluster(), out, options, force=True)
-    bb.verify(out, steps=2).require_passed()

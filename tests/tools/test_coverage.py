@@ -22,6 +22,7 @@ VERIFIED = (
     *("unet-skips", "recommender", "lstm", "custom-function", "checkpoint", "no-grad"),
     *("autocast-whole", "in-place", "buffer", "dict-output", "keyword-only"),
     *("gpt2", "llama-tied", "bert", "bart", "vit", "resnet", "blip", "ast", "dit"),
+    *("longformer", "prophetnet", "detr", "wav2vec2-ctc"),
 )
 REFUSED = ("python-dice", "rows-by-data")
 

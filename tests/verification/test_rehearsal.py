@@ -98,19 +98,6 @@ def test_a_rehearsal_can_be_left_out(tmp_path: Path) -> None:
     assert _split(_file(tmp_path), rehearse=False).rehearsed == ""
 
 
-SHARED = ("tied-view", "norm-two-names", "one-memory-written", "weight-clamped-in-forward")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", SHARED)
-def test_shared_memory_and_written_weights_run_as_they_are_written(
-    tmp_path: Path, name: str
-) -> None:
-    path = tmp_path / "model.py"
-    path.write_text(find(name).source)
-    assert _split(path).plan.graph.is_opaque_step
-
-
 @pytest.mark.gate("forward counts its calls")
 @pytest.mark.parametrize(
     "lines",

@@ -36,8 +36,11 @@ FILES = {  # digits has the whole bundle; a llama differs from a gpt by its bloc
     "gpt": (*SHOWN, "training.py"),
     "llama": ("model_blocks.py",),
     **{
-        name: (f"device_{device}.py", *SHOWN[1:])  # whose other device is alike
-        for name, device in (("moe", "d1"), ("opaque", "d1"), ("tensor", "d0"), ("zero_3", "d0"))
+        name: (f"device_{device}.py", *SHOWN[1:])  # other devices are alike, or as a gpt's
+        for name, device in (
+            *(("unet", "d1"), ("moe", "d1"), ("opaque", "d1"), ("offload", "d1")),
+            *(("tensor", "d0"), ("zero_3", "d0"), ("zb_v", "d0")),
+        )
     },
 }
 

@@ -78,41 +78,12 @@ def test_branches_wait_for_nobody() -> None:
     assert shown(stages_of(graph, "abaa")) == "a:p+r b:q a:s"
 
 
-def test_a_value_is_sent_to_a_device_once() -> None:
-    """The second stage of b gets p from the first stage of b, which has it already."""
-    ops = [add("p", "x"), add("q", "p"), add("r", "q"), add("s", "r", "p")]
-    found = stages_of(graph_of(ops), "abab")
-    assert edges(found, "activation") == ["p 0->1", "p 1->3", "q 1->2", "r 2->3"]
-    assert [e.value for e in found.edges if found.is_local(e) and e.kind == "activation"] == ["p"]
-
-
-def test_gradients_are_relayed_last_reader_first() -> None:
-    """p is read by stages 1, 2 and 3: its gradient goes 3, 2, 1, 0."""
-    ops = [add("p", "x"), add("q", "p"), add("r", "q", "p"), add("s", "r", "p")]
-    found = stages_of(graph_of(ops), "abcd")
-    assert [e for e in edges(found, "gradient") if e[0] == "p"] == ["p 1->0", "p 2->1", "p 3->2"]
-
-
-def test_values_without_gradient_have_no_gradient_edge() -> None:
-    dear = replace(op("p", "aten.cumsum.default", Ref("x"), out=PLAIN), flops=10**9)
-    found = stages_of(graph_of([dear, linear("q", "p", "w")], [weight("w", 4)]), "ab")
-    assert edges(found, "activation") == ["p 0->1"]
-    assert edges(found, "gradient") == []
-    assert trained(graph_of([dear, linear("q", "p", "w")], [weight("w", 4)]), found.stages) == {1}
-
-
 def test_cheap_values_are_recomputed_not_sent() -> None:
     mask = op("mask", "aten.ones.default", out=PLAIN)
     ops = [mask, add("p", "x", "mask"), add("q", "p", "mask")]
     found = stages_of(graph_of(ops), "aab")
     assert shown(found) == "a:mask+p b:mask+q"
     assert [stage.recomputed for stage in found.stages] == [("mask",), ("mask",)]
-    assert edges(found, "activation") == ["p 0->1"]
-
-
-def test_a_model_input_reaches_every_device_from_its_own_loader() -> None:
-    found = stages_of(graph_of([add("p", "x"), add("q", "p", "x")]), "ab")
-    assert [stage.inputs for stage in found.stages] == [("x",), ("x",)]
     assert edges(found, "activation") == ["p 0->1"]
 
 
@@ -147,11 +118,6 @@ def test_tied_gradients_go_between_all_devices_that_hold_the_parameter() -> None
         "own": [2],
     }
     assert owners(graph, found) == {"a": ["w"], "b": [], "c": ["own"]}
-
-
-def test_two_stages_of_one_device_tie_without_a_message() -> None:
-    ops = [linear("p", "x", "w"), add("q", "p"), linear("r", "q", "w")]
-    assert edges(stages_of(graph_of(ops, [weight("w", 4)]), "aba"), "tied") == []
 
 
 def test_frozen_parameters_are_not_tied() -> None:

@@ -120,6 +120,7 @@ TABLES: dict[str, Table] = {
         ],
         every_layer,
         OF_TWO,
+        steps=2,
     ),
     "in pieces": Table(
         WIDE,
@@ -162,6 +163,7 @@ TABLES: dict[str, Table] = {
         ],
         replicated,
         {**OF_TWO, **TWO},
+        steps=2,
     ),
     "sequence": Table(
         HEADS,

@@ -17,12 +17,13 @@ from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing import trace
 from bigbrain_fx.plan import Options, read_plan
 from bigbrain_fx.plan.recompute import may_repeat
-from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
+from bigbrain_fx.verification.imported_bundle import run_bundle
 from tests.support.bundles import cluster
 from tests.support.captured import assert_same
 from tests.support.messages import refused
 from tools.conformance.forms import find
 from tools.conformance.forms.loop import train
+from tools.conformance.matrix import imported
 
 BATCH = {"x": torch.randn(8, 6), "y": torch.randn(8, 6)}
 
@@ -228,7 +229,8 @@ def test_a_bundle_trains_as_the_users_loop_on_the_whole_batch(name: str, tmp_pat
     made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=1))
     assert not made.plan.graph.is_opaque_step
     assert len(made.plan.stages.devices) == 2
-    done = run_bundle(import_bundle(made.bundle), read_plan(made.bundle), STEPS, seed=0)
+    with imported(made.bundle, force_adamw=False) as bundle:  # later tests import theirs
+        done = run_bundle(bundle, read_plan(made.bundle), STEPS, seed=0)
     losses, tensors = train(path, 1)
     assert [float(loss) for loss in done.losses] == losses
     assert all(torch.equal(tensors[n], tensor) for n, tensor in done.tensors.items())

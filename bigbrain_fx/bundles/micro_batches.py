@@ -46,7 +46,7 @@ def planned_as_trained(
     effect = found.compare(plan.micro_batches)
     if not effect.differs:
         _require_mean(plan, effect)
-        return weighing(plan, effect), notes
+        return weighing(plan, effect), (*notes, *effect.unknown)
     fewer = _planned_with_one(found, options, make) if is_open else None
     if fewer is None or fewer[0].micro_batches >= plan.micro_batches:
         _require_mean(plan, effect)
@@ -86,9 +86,10 @@ def _require_mean(plan: Plan, effect: MicroBatchEffect) -> None:
 
 def _note(plan: Plan, other: Plan, effect: MicroBatchEffect) -> str:
     own, more = plan.forecast.step_s, other.forecast.step_s
+    verb = "may train" if effect.not_compared else "train"
     return (
         f"planned with one micro-batch, {own:.4g} s a step: {effect.micro_batches} would take "
-        f"{more:.4g} s and train something else ({effect.difference}). {effect.cause}. "
+        f"{more:.4g} s and {verb} something else ({effect.difference}). {effect.cause}. "
         f"{effect.remedy + '. ' if effect.remedy else ''}"
         f"--micro-batches {effect.micro_batches} takes them all the same"
     )

@@ -124,9 +124,9 @@ def _compared(
 ) -> tuple[MicroBatchEffect, StepGradients, Trainee]:
     parts = cut(file, batch, file.parts)
     shares = _shares(file, parts)
-    whole, trainee = _step(file, batch)
+    whole, trainee = _step(file, batch, 1.0)
     pairs = zip(parts, shares, strict=True)
-    steps = [_step(file, part)[0] if share else None for part, share in pairs]
+    steps = [_step(file, part, share)[0] if share else None for part, share in pairs]
     total = summed(steps, shares, len(trainee.names))
     off = difference(whole, total, trainee.names)
     effect = replace(
@@ -145,12 +145,12 @@ def _compared(
     return replace(effect, cause=cause, remedy=remedy), whole, trainee
 
 
-def _step(file: ModelFile, batch: object) -> tuple[StepGradients, Trainee]:
+def _step(file: ModelFile, batch: object, share: float) -> tuple[StepGradients, Trainee]:
     apart = take_apart(with_numbers(batch, file.numbers))
     how = route(file.model, batch, file.loss is not None)
     step = Step(file.model, file.loss, apart, how)
     trainee = Trainee(Plain(step, file.model, file.autocast))
-    return trainee.step({entry.name: entry.tensor for entry in apart.entries}), trainee
+    return trainee.step({entry.name: entry.tensor for entry in apart.entries}, share), trainee
 
 
 def _shares(file: ModelFile, parts: Sequence[object]) -> list[float]:

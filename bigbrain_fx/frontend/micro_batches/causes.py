@@ -23,7 +23,7 @@ from bigbrain_fx.frontend.micro_batches.comparison import (
     Comparison,
 )
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect, digits_apart
-from bigbrain_fx.frontend.micro_batches.gradients import Tensors, difference, even
+from bigbrain_fx.frontend.micro_batches.gradients import Tensors, difference, even, summed
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
 from bigbrain_fx.frontend.micro_batches.loss_count import explained, fitted_shares
 from bigbrain_fx.frontend.micro_batches.term import first_apart
@@ -31,6 +31,10 @@ from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.batch_dims import may_be_offsets
 
+NOT_GROWING = (
+    "The gradient of {} does not grow with the loss: a hook, or a backward of the file's own, "
+    "changes it"
+)
 _PARTS = 4  # whose gradients are held at once
 _EVEN = 1e-2  # of a share
 _MEMORY = 2**31  # bytes of gradients that may be held
@@ -55,7 +59,7 @@ class Diagnosis:
 
     def found(self) -> MicroBatchEffect:
         """Return the effect with the first cause that explains it."""
-        return self._sum() or self._entry() or self._count() or self._term()
+        return self._sum() or self._backward() or self._entry() or self._count() or self._term()
 
     @property
     def _parts(self) -> int:
@@ -85,6 +89,15 @@ class Diagnosis:
             cause="The loss is a sum over rows, and a step takes the mean of its micro-batches",
             remedy="Divide the loss by the number of rows, as .mean() does",
         )
+
+    def _backward(self) -> MicroBatchEffect | None:
+        """Name a parameter of which half the loss has another gradient than half of the whole's."""
+        whole, trainee = self._cut()[0], self.comparison.trainee
+        one, half = trainee.step(whole), trainee.step(whole, 0.5)
+        off = difference(one, summed([half, half], [0.5, 0.5], len(trainee.names)), trainee.names)
+        if off.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
+            return None
+        return replace(self.effect, cause=NOT_GROWING.format(off.parameter))
 
     def _entry(self) -> MicroBatchEffect | None:
         """Name an entry with which parts add up when it is cut otherwise, or not at all."""

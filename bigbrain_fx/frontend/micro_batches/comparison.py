@@ -79,13 +79,15 @@ class Comparison:
         if not rows:
             return replace(nothing, not_compared=_TOO_LARGE.format(self._seconds(2)))
         try:
-            with self.in_mode():
-                return self._compared(nothing, min(count, rows))
+            parts = min(count, rows)
+            with self.in_mode(rows // parts):
+                return self._compared(nothing, parts)
         except BigBrainError:
             raise
         except Exception as error:  # the user's own code, on rows it may not know
             first = (str(error).splitlines() or [""])[0]
-            return replace(nothing, not_compared=f"{type(error).__name__}: {first[:200]}")
+            failed = f"{type(error).__name__}: {first[:200]}"
+            return replace(nothing, not_compared=failed, cause=_FAILED)
 
     def affordable_rows(self, count: int) -> int:
         """Return how many rows of the batch can be run within the time; 0 where not even two."""
@@ -117,7 +119,7 @@ class Comparison:
     @contextmanager
     def where_it_differs(self, effect: MicroBatchEffect) -> Iterator[Comparison]:
         """Be at the weights, and have the batch, with which an effect was found."""
-        with self.in_mode():
+        with self.in_mode(effect.rows // min(effect.micro_batches, effect.rows)):
             if not effect.after_steps:
                 yield self
                 return
@@ -163,25 +165,27 @@ class Comparison:
         return difference(one, other, self.trainee.names).is_within(_EXACT, _EXACT)
 
     @contextmanager
-    def in_mode(self) -> Iterator[None]:
+    def in_mode(self, rows: int) -> Iterator[None]:
         """Let the model train; if it then draws random numbers, let all but batch norms evaluate.
 
-        Numbers that are drawn even so are drawn once, for the whole batch.
+        Numbers that are drawn even so are drawn once, for the whole batch. `rows` are of a
+        micro-batch: the model may fail on fewer.
         """
         model = self.trainee.plain.model
         with training(model):
-            draws = self._draws()
+            draws = self._draws(rows)
             with _mode(model, _is_batch_norm if draws else lambda _: True):
-                self.trainee.draws.is_on = draws and self._draws()
+                self.trainee.draws.is_on = draws and self._draws(rows)
                 yield
 
-    def _draws(self) -> bool:
-        """Whether two runs of the same batch give two losses."""
-        few = micro_batches(self.batch, min(2, self.batch.rows), 1)[0]
+    def _draws(self, rows: int) -> bool:
+        """Whether two runs of the same rows give two losses."""
+        few = micro_batches(self.batch, rows, 1)[0]
         one, other = (self.trainee.plain.run(list(few.values()), seed)[0] for seed in (0, 1))
         return float(one) != float(other) and not math.isnan(float(one))
 
 
+_FAILED = "The model fails on the rows of a micro-batch"
 _TOO_LARGE = "the model is too large to run whole batches here (about {:.0f} s for two rows)"
 
 

@@ -59,6 +59,14 @@ class MicroBatchEffect:
         return bool(self.cause) if self.not_compared else not self.is_equal
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """A sentence for the user where nothing is known: neither numbers nor a rule."""
+        if not self.not_compared or self.cause:
+            return ()
+        what = f"whether {self.micro_batches} micro-batches train what the whole batch trains"
+        return (f"{what} is not known: {self.not_compared}. --micro-batches 1 trains it",)
+
+    @property
     def difference(self) -> str:
         """Both losses, and by how much the gradients differ."""
         if self.not_compared:
@@ -76,8 +84,9 @@ class MicroBatchEffect:
     @property
     def warning(self) -> str:
         """The warning for the user who requested these micro-batches."""
+        verb = "may train" if self.not_compared else "train"
         return (
-            f"{self.micro_batches} micro-batches train something else than the whole batch: "
+            f"{self.micro_batches} micro-batches {verb} something else than the whole batch: "
             f"{self.difference}. {self.cause}. {self.remedy + '; or ' if self.remedy else ''}"
             "--micro-batches 1 trains the whole batch"
         )

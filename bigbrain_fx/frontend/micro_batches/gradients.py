@@ -67,15 +67,15 @@ class Trainee:
         """Names of the trained parameters, in the order of their gradients."""
         return [n for n, p in self.plain.model.named_parameters() if p.requires_grad]
 
-    def step(self, tensors: Tensors, seed: int = 0) -> StepGradients:
-        """Run the model forward and backward on a whole batch."""
+    def step(self, tensors: Tensors, share: float = 1.0) -> StepGradients:
+        """Run the model forward and backward on a whole batch; gradients are of its share."""
         with self.draws.recording():
-            return self._step(tensors, seed)
+            return self._step(tensors, share)
 
-    def _step(self, tensors: Tensors, seed: int = 0) -> StepGradients:
+    def _step(self, tensors: Tensors, share: float) -> StepGradients:
         given = [self._cast(tensor) for tensor in tensors.values()]
         with _kept(self.constants):
-            loss, gradients = self.plain.loss_and_gradients(given, seed)
+            loss, gradients = self.plain.loss_and_gradients(given, 0, share)
         return StepGradients(float(loss), list(gradients))
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -85,11 +85,11 @@ class Trainee:
         """Add up micro-batches, each times its weight; one of weight zero may have no mean."""
         pairs = zip(parts, shares, strict=True)
         self.draws.first_part()
-        return summed((self._part(t) if s else None for t, s in pairs), shares, len(self.names))
+        return summed((self._part(t, s) if s else None for t, s in pairs), shares, len(self.names))
 
-    def _part(self, tensors: Tensors) -> StepGradients:
+    def _part(self, tensors: Tensors, share: float) -> StepGradients:
         with self.draws.again():
-            return self._step(tensors)
+            return self._step(tensors, share)
 
     def last_of(self, parts: Sequence[Tensors]) -> StepGradients:
         """Run the last of some micro-batches, after the earlier ones have written their state."""
@@ -141,19 +141,19 @@ def _kept(constants: Sequence[Tensor]) -> Iterator[None]:
 def summed(
     steps: Iterable[StepGradients | None], shares: Sequence[float], count: int
 ) -> StepGradients:
-    """Add up the steps of micro-batches, each times its weight; one of weight zero is None."""
+    """Add up micro-batches, whose gradients are of their shares; one of weight zero is None."""
     loss, total = 0.0, list[Tensor | None](repeat(None, count))
     for found, share in zip(steps, shares, strict=True):
         if found is not None:
             loss += share * found.loss
-            total = [_sum(one, g, share) for one, g in zip(total, found.gradients, strict=True)]
+            total = [_sum(one, g) for one, g in zip(total, found.gradients, strict=True)]
     return StepGradients(loss, total)
 
 
-def _sum(total: Tensor | None, gradient: Tensor | None, share: float) -> Tensor | None:
-    if gradient is None:
-        return total
-    return share * gradient if total is None else total + share * gradient
+def _sum(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total + gradient
 
 
 def _move(parameter: Tensor, gradient: Tensor | None) -> None:

@@ -189,7 +189,7 @@ def _has_no_numbers(module: nn.Module) -> bool:
 def _unmeasured(effect: MicroBatchEffect, captured: Captured) -> MicroBatchEffect:
     """Add the findings of graph rules, where nothing was run."""
     known = list(remarks(captured.graph, captured.inputs()))
-    return replace(effect, cause="; ".join(known))
+    return replace(effect, cause="; ".join(known) or effect.cause)
 
 
 def _comparison(training: Training, captured: Captured) -> Comparison:
@@ -247,7 +247,7 @@ def _library_count(training: Training, comparison: Comparison) -> LossCount | No
     if not rows:
         return None
     try:
-        with trial.in_mode():
+        with trial.in_mode(rows // 2):
             whole, *parts = trial.cut(rows - rows % 2, 2)
             shares = fitted_shares(trial.trainee, whole, parts)
             return None if shares is None else explained(probe, parts, shares)

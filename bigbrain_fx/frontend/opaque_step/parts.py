@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.forked import FAILED, run_apart, values, values_of_text
+from bigbrain_fx.frontend.micro_batches.causes import NOT_GROWING
 from bigbrain_fx.frontend.modelfile import ModelFile
 from bigbrain_fx.frontend.opaque_step.trial import answer_of, asked
 from bigbrain_fx.frontend.opaque_step.user_step import UserStep
@@ -96,8 +97,7 @@ class PartsTrial:
                 return answer_of({"fault": "a second call on the same rows has another loss"})
             unlike = _unlike(gradients, other)
             if unlike:
-                said = f"the gradient of {unlike} does not grow with the loss: a hook changes it"
-                return answer_of({"fault": said})
+                return answer_of({"fault": NOT_GROWING.format(unlike)})
         return answer_of({"fault": ""})
 
     def _scaled(self, scale: float, times: int) -> tuple[float, dict[str, Tensor]]:

@@ -54,8 +54,13 @@ class Plain:
         with self._seeded(tensors, seed, seed) as copies:
             return self._with_gradients(copies)
 
-    def loss_and_gradients(self, tensors: Sequence[Tensor], seed: int) -> tuple[Tensor, Numbers]:
+    def loss_and_gradients(
+        self, tensors: Sequence[Tensor], seed: int, share: float = 1.0
+    ) -> tuple[Tensor, Numbers]:
         """Run once and return the loss, and the gradient of each trained parameter.
+
+        `share` is what the backward begins with, as a micro-batch's does. A backward of the user's
+        own may add or bound something whatever that is.
 
         Raises:
             Exception: whatever the model raises.
@@ -63,10 +68,13 @@ class Plain:
         wanted = [p for p in self.model.parameters() if p.requires_grad]
         with contextlib.suppress(RuntimeError), self._seeded(tensors, seed, seed) as copies:
             loss = self.step(*copies)[0]
-            return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
+            begin = torch.full_like(loss, share)
+            return loss.detach(), torch.autograd.grad(loss, wanted, begin, allow_unused=True)
         with self._seeded(tensors, seed, seed) as copies, _gradients_apart(wanted):
             loss = self.step(*copies)[0]
-            loss.backward()  # a reentrant checkpoint runs under it alone
+            loss.backward(
+                torch.full_like(loss, share)
+            )  # a reentrant checkpoint runs under it alone
             return loss.detach(), tuple(p.grad for p in wanted)
 
     def after(

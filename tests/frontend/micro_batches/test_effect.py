@@ -372,14 +372,50 @@ def test_nothing_is_run_without_numbers_and_rules_on_the_graph_stand_in() -> Non
     assert "batch norm" in found.cause
 
 
-def test_a_model_that_fails_on_fewer_rows_is_not_compared() -> None:
+def test_micro_batches_on_which_a_model_fails_may_train_something_else() -> None:
     class Whole(Rows):
         def forward(self, x: Tensor) -> Tensor:
             return self.up(x).view(ROWS, 4)
 
     found = effect(Whole(), mean, 4)
     assert found.not_compared
-    assert not found.differs
+    assert found.differs
+    assert "4 micro-batches may train something else" in found.warning
+
+
+def test_a_model_that_fails_on_two_rows_is_compared_on_the_rows_of_a_micro_batch() -> None:
+    """Scores fold into as many groups as the whole batch has, as a reranker's do."""
+
+    class Folded(Rows):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.cross_entropy(self.up(x)[:, 0].view(4, -1), torch.zeros(4).long())
+
+    found = effect(Folded(), lambda output, batch: output, 2)
+    assert not found.not_compared
+    assert found.differs
+
+
+def test_a_gradient_that_does_not_grow_with_the_loss_is_added_by_each_micro_batch() -> None:
+    """An auxiliary loss whose gradient a backward adds as it is, as DeepSeek's experts do."""
+
+    class Added(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, extra: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            return gradient, torch.ones(())
+
+    class Balanced(Rows):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.up(x)
+            found: Tensor = Added.apply(h, h.square().mean())  # type: ignore[no-untyped-call]
+            return found
+
+    found = effect(Balanced(), mean)
+    assert found.differs
+    assert "does not grow with the loss" in found.cause
 
 
 def test_the_model_is_as_it_was() -> None:

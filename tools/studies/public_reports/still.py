@@ -1,0 +1,43 @@
+"""Random ops of torch that draw the same for each shape: a bundle and a plain loop then agree.
+
+A bundle seeds its draws by step, micro-batch and place, as a replacement has to; a loop goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LOCK = threading.Lock()  # devices are threads, and torch has one generator
+
+
+class _Still(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401  # torch's
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        with _LOCK:
+            torch.default_generator.manual_seed(zlib.crc32(str(func).encode()))
+            return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def still(wanted: bool) -> Iterator[None]:
+    """Still the random ops of this thread and of those that it starts, where that is wanted."""
+    run = threading.Thread.run
+
+    def stilled(thread: threading.Thread) -> None:
+        with _Still():
+            run(thread)
+
+    if not wanted:
+        yield
+        return
+    with _Still(), mock.patch.object(threading.Thread, "run", stilled):
+        yield

@@ -19,6 +19,7 @@ from bigbrain_fx.core import LossCount
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.micro_batches.comparison import (
     GRADIENT_TOLERANCE,
+    LEAST,
     LOSS_TOLERANCE,
     Comparison,
 )
@@ -74,7 +75,7 @@ class Diagnosis:
         trainee = self.comparison.trainee
         with suppress(Exception):  # the user's own code, on what it may not know
             one, other = trainee.step(whole), trainee.accumulated(parts, shares)
-            found = difference(one, other, trainee.names)
+            found = difference(one, other, trainee.names, LEAST)
             return found.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE)
         return False
 
@@ -94,7 +95,8 @@ class Diagnosis:
         """Name a parameter of which half the loss has another gradient than half of the whole's."""
         whole, trainee = self._cut()[0], self.comparison.trainee
         one, half = trainee.step(whole), trainee.step(whole, 0.5)
-        off = difference(one, summed([half, half], [0.5, 0.5], len(trainee.names)), trainee.names)
+        twice = summed([half, half], [0.5, 0.5], len(trainee.names))
+        off = difference(one, twice, trainee.names, LEAST)
         if off.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
             return None
         return replace(self.effect, cause=NOT_GROWING.format(off.parameter))

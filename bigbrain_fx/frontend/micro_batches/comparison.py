@@ -34,6 +34,8 @@ LOSS_TOLERANCE = 1e-5
 """Share of the loss that is taken for rounding, in float32."""
 GRADIENT_TOLERANCE = 1e-3
 """Share of the norm of all gradients that is taken for rounding, in float32."""
+LEAST = 3e-5
+"""Share of all gradients that a parameter's has to have to be compared by itself."""
 _EXACT = 1e-5  # of either, in float64; parts of a model may compute in float32 all the same
 _COARSE = 0.05  # of either, where the model computes in 16 bits and cannot in float64
 _RUNS = 12  # forward passes that a comparison takes: whole and parts, twice, with their backwards
@@ -147,7 +149,11 @@ class Comparison:
             parameter=off.parameter,
             parameter_error=off.parameter_gradient,
         )
-        if effect.is_equal or not _may_be_rounding(off):
+        if effect.is_equal:
+            return self._with_small(
+                effect, difference(first, total, self.trainee.names, LEAST), whole, parts, shares
+            )
+        if not _may_be_rounding(off):
             return effect
         return replace(effect, is_equal=self.is_same(whole, parts, shares, off))
 
@@ -155,14 +161,47 @@ class Comparison:
         self, whole: Tensors, parts: list[Tensors], shares: Sequence[float], off: Difference
     ) -> bool:
         """Whether a small difference is rounding: in float64, else by a wider tolerance."""
-        exact = self.trainee.in_float64()
+        exact = self._in_float64(whole, parts, shares, 1e-3)
         if exact is None:
             return off.is_within(_COARSE, _COARSE) and _is_coarse(self.trainee)
+        return exact.is_within(_EXACT, _EXACT)
+
+    def _with_small(
+        self,
+        effect: MicroBatchEffect,
+        off: Difference,
+        whole: Tensors,
+        parts: list[Tensors],
+        shares: Sequence[float],
+    ) -> MicroBatchEffect:
+        """Let a parameter with a small gradient count where float64 says that it differs, too.
+
+        Adam divides by the gradient's own size, so that a term of weight 1e-4 trains as any other.
+        """
+        if off.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
+            return effect
+        exact = self._in_float64(whole, parts, shares, LEAST)
+        if exact is None or exact.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
+            return effect
+        return replace(
+            effect,
+            is_equal=False,
+            parameter=exact.parameter,
+            parameter_error=exact.parameter_gradient,
+        )
+
+    def _in_float64(
+        self, whole: Tensors, parts: list[Tensors], shares: Sequence[float], least: float
+    ) -> Difference | None:
+        """Compare in float64; None where that cannot be: a model insists on its own type, say."""
+        exact = self.trainee.in_float64()
+        if exact is None:
+            return None
         try:
             one, other = exact.step(whole), exact.accumulated(parts, shares)
-        except Exception:  # a model that insists on its own type, say
-            return off.is_within(_COARSE, _COARSE) and _is_coarse(self.trainee)
-        return difference(one, other, self.trainee.names).is_within(_EXACT, _EXACT)
+        except Exception:  # the user's own code
+            return None
+        return difference(one, other, self.trainee.names, least)
 
     @contextmanager
     def in_mode(self, rows: int) -> Iterator[None]:

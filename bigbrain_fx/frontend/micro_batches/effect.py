@@ -98,6 +98,6 @@ _ALL_DIGITS = 17  # of a double
 def digits_apart(one: float, other: float) -> tuple[str, str]:
     """Return two numbers with as many digits as it takes to see that they differ, four at least."""
     digits = 4
-    while digits < _ALL_DIGITS and f"{one:.{digits}g}" == f"{other:.{digits}g}":
+    while one != other and digits < _ALL_DIGITS and f"{one:.{digits}g}" == f"{other:.{digits}g}":
         digits += 1
     return f"{one:.{digits}g}", f"{other:.{digits}g}"

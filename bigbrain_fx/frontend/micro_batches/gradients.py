@@ -164,16 +164,19 @@ def _move(parameter: Tensor, gradient: Tensor | None) -> None:
     parameter -= (_MOVED * room / length) * gradient
 
 
-def difference(whole: StepGradients, parts: StepGradients, names: Sequence[str]) -> Difference:
+def difference(
+    whole: StepGradients, parts: StepGradients, names: Sequence[str], least: float = 1e-3
+) -> Difference:
     """Compare two steps on the same weights.
 
-    A single parameter counts only if its gradient is at least 1e-3 of all: less may be rounding.
+    A single parameter counts only if its gradient is at least this share of all: less may be
+    rounding.
     """
     pairs = zip(whole.gradients, parts.gradients, strict=True)
     apart = [_norm(one, other) for one, other in pairs]
     own = [_norm(one, None) for one in whole.gradients]
     total = math.hypot(*own) or 1.0
-    shares = [off / n if n > 1e-3 * total else 0.0 for off, n in zip(apart, own, strict=True)]
+    shares = [off / n if n > least * total else 0.0 for off, n in zip(apart, own, strict=True)]
     worst = max(range(len(names)), key=shares.__getitem__, default=None)
     loss = abs(whole.loss - parts.loss) / (max(abs(whole.loss), abs(parts.loss)) or 1.0)
     return Difference(

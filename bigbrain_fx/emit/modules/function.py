@@ -215,7 +215,7 @@ class FunctionText:
         found = self.readers[op.name]
         takers = [r for r in found if isinstance(r, Op) and r.target == "operator.getitem"]
         parts = {taker.args[1]: taker.name for taker in takers}
-        if op.name in self.body.gives or not found or len(parts) != len(found):
+        if op.name in self.body.gives or not found or len(parts) != len(found) or _has_gaps(op):
             return None
         self.skipped |= set(parts.values())
         return [
@@ -362,6 +362,12 @@ def _pattern(results: Results, names: Mapping[str, str]) -> ast.expr:
         else:
             parts.append(ast.Name("_" if part is None else names[part]))
     return ast.Tuple(parts)
+
+
+def _has_gaps(op: Op) -> bool:
+    """Whether some results are None, as a mask in a backward's arguments says."""
+    tuples = (arg for arg in op.args if isinstance(arg, tuple))
+    return any(item is False for arg in tuples for item in arg)
 
 
 def _numbered(items: Iterable[Item]) -> Iterator[tuple[str, str]]:

@@ -358,3 +358,25 @@ def test_no_entry_is_named_where_none_helps() -> None:
     text = said(Paired(), example, 4)
     assert "is taken for the batch" in text
     assert "batch_dims" not in text
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x)
+
+
+def to_boxes(output: Tensor, batch: dict[str, list[dict[str, Tensor]]]) -> Tensor:
+    pairs = zip(output, batch["targets"], strict=True)
+    return torch.stack([(row - one["boxes"]).abs().mean() for row, one in pairs]).mean()
+
+
+def test_a_list_with_an_item_for_each_row_has_no_rows_itself() -> None:
+    """Three of four images have three boxes, which are not the rows; one has as many as rows."""
+    targets = [{"boxes": torch.randn(boxes, 4)} for boxes in (3, 4, 3, 3)]
+    found = capture(Detector(), {"x": torch.randn(4, 4), "targets": targets}, to_boxes)
+    assert found.batch.rows == 4
+    assert [e.key for e in found.batch.entries if e.batched] == [("x",)]

@@ -165,7 +165,8 @@ def take_apart(
 
     The batch size is the most common length of dimension 0 among its tensors (the first one's, when
     several are equally common). Tensors of another length are not cut. For an entry in `dims` that
-    dimension's length counts.
+    dimension's length counts. Tensors of a list with an item for each row (boxes of an image) have
+    no rows of the batch.
 
     Args:
         batch: a tensor, dict, tuple or list, nested at will; other entries are constants.
@@ -181,7 +182,9 @@ def take_apart(
     with about_code():  # a step that runs whole takes any batch
         _require_strided(found)
         _require_plain_keys([key for key, _ in found])
-    said = dims_of(found, dims or {}) | dict.fromkeys(whole)
+    said = dims_of(found, dims or {})
+    whole = {*whole, *(key for key in _of_items(found) if key not in said)}
+    said |= dict.fromkeys(whole)
     found = [(key, _first(value, said.get(key) or 0)) for key, value in found]
     own = [tensor.shape[0] for key, tensor in found if said.get(key) is not None]
     asked = [tensor.shape[0] for key, tensor in found if tensor.dim() and key not in said]
@@ -207,6 +210,20 @@ def take_apart(
     )
     slots = {entry.key: Slot(entry.name, entry.dim) for entry in entries}
     return Batch(_template(batch, (), slots), entries, rows)
+
+
+def _of_items(found: Sequence[tuple[Key, Tensor]]) -> Iterator[Key]:
+    """Yield the keys within lists whose items differ in length, one item for each row of others."""
+    lists: dict[Key, dict[Key, set[int]]] = {}
+    for key, tensor in found:
+        for at in (n for n, step in enumerate(key) if n and isinstance(step, int)):
+            lengths = lists.setdefault(key[:at], {}).setdefault(key[at + 1 :], set())
+            lengths.add(tensor.shape[0] if tensor.dim() else -1)
+    for path, parts in lists.items():
+        items = {key[len(path)] for key, _ in found if key[: len(path)] == path}
+        others = {t.shape[0] for key, t in found if t.dim() and key[: len(path)] != path}
+        if len(items) in others and any(len(lengths) > 1 for lengths in parts.values()):
+            yield from (key for key, _ in found if key[: len(path)] == path)
 
 
 def _no_rows(batch: object) -> InputError:

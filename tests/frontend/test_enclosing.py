@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture, leaf_paths
+from bigbrain_fx.frontend.tracing.opaque.enclosing_module import KeptWhole, enclosing
 from tests.support.captured import assert_same, run
 
 
@@ -104,6 +105,22 @@ def test_a_part_without_a_result_shape_makes_its_parent_opaque() -> None:
     found = captured(model)
     assert leaf_paths(found.graph) == ("parts.1",)
     assert_same(model, found, model)
+
+
+def test_parts_that_were_opaque_once_are_not_tried_again() -> None:
+    """What is inside an opaque module is refused as that module is: the one around it is next."""
+    model = Net(nn.Sequential(Hit(), nn.Linear(6, 6)), nn.Linear(6, 6))
+    tried = list[KeptWhole]()
+
+    def attempt(whole: KeptWhole) -> Captured:
+        tried.append(whole)
+        error = CaptureError("data decide", code="BX0130c")
+        error.inside = "parts.1.0.experts.0" if len(tried) % 2 else "parts.1.0"
+        raise error
+
+    with pytest.raises(CaptureError):
+        enclosing(model, (), attempt)
+    assert len(tried) == len(set(tried)) < 9, tried
 
 
 def test_the_model_itself_is_not_kept_whole() -> None:

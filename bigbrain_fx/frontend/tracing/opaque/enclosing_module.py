@@ -77,7 +77,7 @@ def enclosing(
         BigBrainError: the first refusal, where no part of the model can be opaque instead.
     """
     first: BigBrainError | None = None
-    whole = KeptWhole((*leaves, *stateful))
+    whole, tried = KeptWhole((*leaves, *stateful)), list[KeptWhole]()
     said = "its calls go by what they leave in attributes" if stateful else ""
     for path, how in apart:
         whole = _around(model, whole, path, len(leaves)) or whole
@@ -90,7 +90,8 @@ def enclosing(
                 raise
             more = _more(model, whole, error, len(leaves), is_first=first is None)
             first = first or error
-            if more is None:
+            tried.append(whole)
+            if more is None or more in tried:
                 raise first from None if first is not error else error.__cause__
             whole = more
             said = said or f"no trace can hold {first.at}: {first.what}"
@@ -122,7 +123,10 @@ def _around(
     model: nn.Module, whole: KeptWhole, path: str, given: int, error: BigBrainError | None = None
 ) -> KeptWhole | None:
     """Return the parts with a module or its lines opaque; with more where these are already."""
-    path = path.rpartition(".")[0] if path in whole.leaves[given:] else path  # it did not do
+    outer = [leaf for leaf in whole.leaves[given:] if is_within(path, [leaf])]
+    path = min(outer, key=len).rpartition(".")[0] if path and outer else path  # it did not do
+    while path and isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict):
+        path = path.rpartition(".")[0]  # nobody calls a list
     if not path or _is_most(model, path):
         kept = whole.leaves[given:]
         more = error if error and error.code != NOT_APART else None

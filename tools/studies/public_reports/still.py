@@ -5,13 +5,16 @@ A bundle seeds its draws by step, micro-batch and place, as a replacement has to
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy.random
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,5 +50,36 @@ def still(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with _Still(), mock.patch.object(threading.Thread, "run", stilled):
+    with ExitStack() as stack:
+        for module, kind in ((random, random.Random), (numpy.random, numpy.random.RandomState)):
+            for name in (n for n in _NAMES if hasattr(module, n)):
+                drawn = partial(_drawn, getattr(module, name), kind, name)
+                stack.enter_context(mock.patch.object(module, name, drawn))
+        stack.enter_context(_Still())
+        stack.enter_context(mock.patch.object(threading.Thread, "run", stilled))
         yield
+
+
+_NAMES = (
+    "random",
+    "randint",
+    "choice",
+    "choices",
+    "rand",
+    "uniform",
+    "beta",
+    "permutation",
+    "shuffle",
+)
+
+
+def _drawn(
+    real: Callable[..., object],
+    kind: Callable[[int], object],
+    name: str,
+    *args: object,
+    **options: object,
+) -> object:
+    """Draw with Python or NumPy from a new generator."""
+    draw = real if _makes_data() else getattr(kind(0), name)
+    return draw(*args, **options)

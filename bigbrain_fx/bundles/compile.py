@@ -27,6 +27,7 @@ from bigbrain_fx.bundles.opaque import (
     planned_whole,
     with_loss_whole,
     with_modules_whole,
+    with_one_micro_batch,
     with_opaque_step,
 )
 from bigbrain_fx.bundles.planned import planned, tried_plan
@@ -147,23 +148,31 @@ def split(
     _require_agreeing(chosen, cluster, followed, is_written=True)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
-    capture = partial(captured_model, model, chosen, example_batch, loss, time_limit_s)
-    capture = partial(capture, given=given, recipe=recipe, is_rehearsed=rehearse and not is_off())
-    make = partial(_written, capture, chosen, cluster, followed, target)
+    capture = partial(captured_model, model, example_batch=example_batch, loss=loss)
+    capture = partial(capture, time_limit_s=time_limit_s, given=given, recipe=recipe)
+    capture = partial(capture, is_rehearsed=rehearse and not is_off())
     is_open = followed is None and _has_code(model)
-    make_loss = partial(with_loss_whole, chosen, make, is_open=is_open)
-    make_whole = partial(with_modules_whole, chosen, make_loss, is_open=is_open)
-    made = with_opaque_step(chosen, make_whole, is_open=is_open)
+    make = partial(_made, partial(_written, capture, cluster, followed, target), is_open)
+    make = partial(with_one_micro_batch, chosen, make, _told, is_open=is_open)
+    made = with_opaque_step(chosen, make, is_open=is_open)
     _warn(made.warnings)
     return made
 
 
+def _made(
+    write: Callable[..., Split], is_open: bool, options: Options, refusal: BigBrainError | None
+) -> Split:
+    """Write a bundle; where that is refused, with opaque modules or an opaque loss."""
+    make = partial(with_loss_whole, options, partial(write, options), is_open=is_open)
+    return with_modules_whole(options, make, refusal, is_open=is_open)
+
+
 def _written(
     capture: Callable[..., AbstractContextManager[FoundModel]],
-    options: Options,
     cluster: Cluster,
     followed: Plan | None,
     target: Target,
+    options: Options,
     apart: Sequence[BigBrainError],
     refusal: BigBrainError | None,
     loss_apart: bool,
@@ -175,7 +184,7 @@ def _written(
     """
     watch = Stopwatch()
     start = watch.lap("start")
-    with capture(refusal=refusal, apart=apart, loss_apart=loss_apart) as found:
+    with capture(options, refusal=refusal, apart=apart, loss_apart=loss_apart) as found:
         watch.lap("wait for the capture")
         plan, notes = planned(found, options, cluster, followed, refusal)
         require_sent_types(plan)
@@ -269,20 +278,30 @@ def estimate(
     chosen, cluster = checked(options, model), _cluster(devices)
     _require_agreeing(chosen, cluster)
 
-    def make(refusal: BigBrainError | None) -> tuple[Plan, tuple[str, ...]]:
+    def make(options: Options, refusal: BigBrainError | None) -> tuple[Plan, tuple[str, ...]]:
         capturing = captured_model(
-            model, chosen, example_batch, loss, time_limit_s, meta=True, refusal=refusal
+            model, options, example_batch, loss, time_limit_s, meta=True, refusal=refusal
         )
         with capturing as found:
             plan = partial(tried_plan, cluster=cluster, followed=None)
             if refusal is not None:
-                return planned_whole(found, chosen, plan, refusal)
-            is_open = chosen.micro_batches is None
-            return planned_as_trained(found, chosen, plan, is_open=is_open)
+                return planned_whole(found, options, plan, refusal)
+            counts = options.micro_batches is None
+            return planned_as_trained(found, options, plan, is_open=counts)
 
-    plan, notes = with_opaque_step(chosen, make, is_open=_has_code(model), final=OF_ESTIMATES)
+    is_open = _has_code(model)
+    one = partial(with_one_micro_batch, chosen, make, _noted, is_open=is_open)
+    plan, notes = with_opaque_step(chosen, one, is_open=is_open, final=OF_ESTIMATES)
     _warn(notes)
     return plan
+
+
+def _told(made: Split, note: str) -> Split:
+    return replace(made, warnings=(*made.warnings, note))
+
+
+def _noted(made: tuple[Plan, tuple[str, ...]], note: str) -> tuple[Plan, tuple[str, ...]]:
+    return made[0], (*made[1], note)
 
 
 def simulate(

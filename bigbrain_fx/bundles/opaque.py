@@ -26,6 +26,8 @@ OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, an
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
 _OTHER_BATCH = "BX0135"
 """Code of a batch that does not fit what the model was traced with."""
+_OF_PARTS = ("BX2104", "BX3810")
+"""Codes of a model, and of a bundle, that fail on the rows of a micro-batch."""
 _MOST = 3  # modules that become opaque one after another for rehearsals
 
 
@@ -57,6 +59,41 @@ def with_opaque_step(
         return make(refusal)
     except BigBrainError as error:
         raise _noted(refusal, error) from error
+
+
+def with_one_micro_batch(
+    options: Options,
+    make: Callable[[Options, BigBrainError | None], _Result],
+    tell: Callable[[_Result, str], _Result],
+    refusal: BigBrainError | None,
+    *,
+    is_open: bool,
+) -> _Result:
+    """Make something of a model; where its micro-batches cannot be run, with one.
+
+    Args:
+        options: what was asked for.
+        make: makes it, given options, and why the whole step is one op.
+        tell: adds a sentence for the user.
+        refusal: as in `with_modules_whole`.
+        is_open: as in `with_opaque_step`.
+
+    Raises:
+        BigBrainError: the first, where one micro-batch does not do, either.
+    """
+    try:
+        return make(options, refusal)
+    except BigBrainError as error:
+        count, copies = options.micro_batches or 1, options.replicas or 1
+        is_last = refusal or options.strict or not is_open or count < 2 or copies > 1
+        if is_last or error.code not in _OF_PARTS:
+            raise
+        first = error
+    try:
+        made = make(replace(options, micro_batches=1), None)
+    except BigBrainError:
+        raise first from None
+    return tell(made, f"one micro-batch: {count} cannot be run: {first.what}")
 
 
 def with_modules_whole(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles import RunOptions, run, verify
-from bigbrain_fx.bundles.opaque import with_opaque_step
+from bigbrain_fx.bundles.opaque import with_one_micro_batch, with_opaque_step
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan
 from tests.support import warm
@@ -203,6 +204,25 @@ def test_code_that_runs_is_not_turned_away(
     else:
         with pytest.raises(type(error), match=error.what):
             with_opaque_step(options, make)
+
+
+@pytest.mark.parametrize(("options", "tries"), [(Options(), 1), (Options(micro_batches=2), 2)])
+def test_one_micro_batch_is_split_before_a_step_is_opaque(options: Options, tries: int) -> None:
+    asked = list[int | None]()
+
+    def make(options: Options, refusal: BigBrainError | None) -> str:
+        asked.append(options.micro_batches)
+        if options.micro_batches != 1:
+            raise refused(InputError("fails on 2 of 4 rows", code="BX2104"))
+        return "split"
+
+    one = partial(with_one_micro_batch, options, make, lambda made, note: f"{made}; {note}", None)
+    if tries == 1:
+        with pytest.raises(InputError):
+            one(is_open=True)
+    else:
+        assert one(is_open=True).endswith("2 cannot be run: fails on 2 of 4 rows")
+    assert asked == [None] if tries == 1 else [2, 1]
 
 
 def test_a_refusal_says_why_no_device_can_run_a_step() -> None:

@@ -26,8 +26,10 @@ OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, an
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
 _OTHER_BATCH = "BX0135"
 """Code of a batch that does not fit what the model was traced with."""
-_OF_PARTS = ("BX2104", "BX3810")
-"""Codes of a model, and of a bundle, that fail on the rows of a micro-batch."""
+_OF_PARTS = ("BX2104", "BX3810", "BX1251", _OTHER_BATCH)
+"""Codes of what may be for the micro-batches: a model, a trace or a bundle that does not take one's
+rows; a batch of another shape, which an opaque loss takes whole.
+"""
 _MOST = 3  # modules that become opaque one after another for rehearsals
 
 

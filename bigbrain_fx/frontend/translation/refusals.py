@@ -229,7 +229,7 @@ def said_axis(batch: Batch, whole: Entry | None) -> str:
     """
     split = [entry.name for entry in batch.entries if entry.batched]
     others = [entry.name for entry in batch.entries if not entry.batched]
-    kept = f"; {', '.join(others)} goes to every micro-batch whole" if others else ""
+    kept = f"; every micro-batch gets all of {', '.join(others)}" if others else ""
     taken = f"dimension 0 of {', '.join(split)} ({batch.rows} rows) is taken for the batch{kept}"
     if whole is None:
         return taken

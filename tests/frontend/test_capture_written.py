@@ -264,3 +264,27 @@ def test_a_callers_module_in_eval_mode_is_named() -> None:
     assert eval_note(net().eval())
     assert not eval_note(net())
     assert not eval_note(nn.Sequential(nn.Linear(4, 4)).eval())  # computes the same in both
+
+
+class Summed(nn.Module):
+    """Begins a sum of losses with a buffer that is to have a gradient, as lucidrains' VQ does."""
+
+    zero: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.register_buffer("zero", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.zero
+        if self.training:
+            found.requires_grad_()
+        return found + self.up(x).square().mean()
+
+
+def test_a_buffer_that_forward_asks_for_a_gradient_is_not_trained() -> None:
+    found = capture(Summed(), (torch.randn(4, 4),))
+    wanted = [param.name for param in found.graph.params if param.spec.requires_grad]
+    assert wanted == ["up.weight", "up.bias"]
+    assert [param.name for param in found.graph.params if param.is_trained] == wanted

@@ -78,8 +78,10 @@ def _param(name: str, tensor: Tensor, canonical: str, kind: Kind) -> Param:
 
 
 def _spec(tensor: Tensor) -> TensorSpec:
+    """Describe a tensor; a buffer is not trained, though forward may ask it for a gradient."""
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    return TensorSpec(shape, dtype_name(tensor), strides, tensor.requires_grad)
+    is_trained = tensor.requires_grad and isinstance(tensor, nn.Parameter)
+    return TensorSpec(shape, dtype_name(tensor), strides, is_trained)
 
 
 def tensor_names(model: nn.Module) -> list[str]:

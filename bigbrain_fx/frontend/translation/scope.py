@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec, flops, moved
@@ -84,7 +84,8 @@ class World:
             grown = self.root.get(arg.value, arg.value) in self.grown
             return grown or any(spec is not None and spec.requires_grad for spec in specs)
         if isinstance(arg, ParamRef):
-            return self.store.tensors[arg.param].requires_grad
+            own = self.store.tensors[arg.param]
+            return own.requires_grad and isinstance(own, nn.Parameter)
         return isinstance(arg, tuple) and any(self.needs_gradient(item) for item in arg)
 
 

@@ -81,7 +81,8 @@ def with_one_micro_batch(
         is_open: as in `with_opaque_step`.
 
     Raises:
-        BigBrainError: the first, where one micro-batch does not do, either.
+        BigBrainError: where one micro-batch does not do, either: of both, the one that is about the
+            user's code.
     """
     try:
         return make(options, refusal)
@@ -93,8 +94,8 @@ def with_one_micro_batch(
         first = error
     try:
         made = make(replace(options, micro_batches=1), None)
-    except BigBrainError:
-        raise first from None
+    except BigBrainError as error:
+        raise (first if first.of_code else error) from None
     return tell(made, f"one micro-batch: {count} cannot be run: {first.what}")
 
 

@@ -395,54 +395,6 @@ def test_a_model_that_fails_on_two_rows_is_compared_on_the_rows_of_a_micro_batch
     assert found.differs
 
 
-def test_a_small_gradient_counts_by_itself() -> None:
-    """A head behind a term of weight 1e-4, which is a mean over what a mask leaves: Adam trains it
-    as any other.
-    """
-
-    class Headed(Rows):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-            return self.up(x), self.head(self.up(x).detach())
-
-    def both(output: tuple[Tensor, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        return mean(output[0], batch) + 1e-4 * masked(output[1], batch)
-
-    def fair(output: tuple[Tensor, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        return mean(output[0], batch) + 1e-4 * mean(output[1], batch)
-
-    found = effect(Headed(), both)  # type: ignore[arg-type]
-    assert found.differs
-    assert found.parameter.startswith("head")
-    assert effect(Headed(), fair).is_equal  # type: ignore[arg-type]
-
-
-def test_a_gradient_that_does_not_grow_with_the_loss_is_added_by_each_micro_batch() -> None:
-    """An auxiliary loss whose gradient a backward adds as it is, as DeepSeek's experts do."""
-
-    class Added(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, extra: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-            return gradient, torch.ones(())
-
-    class Balanced(Rows):
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.up(x)
-            found: Tensor = Added.apply(h, h.square().mean())  # type: ignore[no-untyped-call]
-            return found
-
-    found = effect(Balanced(), mean)
-    assert found.differs
-    assert "does not grow with the loss" in found.cause
-
-
 def test_the_model_is_as_it_was() -> None:
     model = NormedAndDropped().eval()
     before = {name: t.clone() for name, t in model.state_dict().items()}

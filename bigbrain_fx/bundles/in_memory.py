@@ -31,7 +31,7 @@ from bigbrain_fx.weights import Scratch, as_umask_says, tensors_apart
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from bigbrain_fx.frontend import Captured, MicroBatchEffect, ModelFile, Training
+    from bigbrain_fx.frontend import Captured, MicroBatchEffect, ModelFile, OwnLoop, Training
 
 
 @contextmanager
@@ -114,6 +114,27 @@ def _given(
         file = replace(file, batches=(lambda _seed: iter(recipe.seen)) if recipe.seen else None)
         file = with_lengths(file, 0, draws=bool(recipe.seen))
     return _Given(module, options, example, loss, recipe, said, file)
+
+
+def own_loop(module: nn.Module, example: object, loss: Loss | None, recipe: Recipe) -> OwnLoop:
+    """Return the caller's loop in this process, for a module that no devices can have.
+
+    Raises:
+        InputError: plain PyTorch does not train it, either, or the recipe cannot be used.
+    """
+    from torch.optim import Optimizer
+
+    from bigbrain_fx.frontend import ModelFile, OwnLoop, training_of
+
+    given = recipe.optimizer
+    is_made = isinstance(given, Optimizer)
+    known = replace(recipe, optimizer=None if is_made else as_optimizer(given))
+    said = training_of(_Defined(known, loss), Path("Recipe"), module)
+    if is_made:
+        said = {**said, "optimizer": lambda _named: given}
+    return OwnLoop(
+        ModelFile(Path("Recipe"), "model", module, example, **cast("Mapping[str, Any]", said))
+    )
 
 
 class _Defined:

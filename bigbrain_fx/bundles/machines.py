@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import Split, split
+from bigbrain_fx.bundles.device_steps import Begun, DeviceSteps
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
+from bigbrain_fx.bundles.own_steps import OwnWay
 from bigbrain_fx.bundles.resplitting import commit_of_caller, commit_of_run
 from bigbrain_fx.bundles.session_devices import require_session
-from bigbrain_fx.bundles.sessions import Begun, Session
+from bigbrain_fx.bundles.sessions import Session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Options, Plan, Source
 from bigbrain_fx.supervisor import warn
 from bigbrain_fx.weights import Scratch
@@ -94,12 +96,20 @@ class Machine(Shown):
         how = run or RunOptions(spares=1)
         how = replace(how, spares=how.spares or 0)
         chosen = replace(options or Options(), tensor=1)  # `auto` would choose groups
-        wanted = _Wanted(self.cluster, model, example_batch, loss, chosen, how, known, callers)
-        begun = wanted.begun(_temporary() if out is None else Path(out), rehearse=rehearse)
+        wanted = Wanted(self.cluster, model, example_batch, loss, chosen, how, known, callers)
+        way = OwnWay(model, example_batch, loss, known, chosen)
+        own = way if out is None and how.commits is None else None
+        try:
+            begun = wanted.begun(_temporary() if out is None else Path(out), rehearse=rehearse)
+        except BigBrainError as refusal:
+            if own is None:
+                raise
+            return Session(own.instead_of(refusal), model, None)
         if callers is not None and callers.has_state and not how.resume:
             begun = replace(begun, options=_going_on(begun.made, model, callers, how))
         is_kept = how.commits or known.grad_scaler  # no commit of another bundle; no scale anew
-        return Session(begun, model, callers, None if is_kept else wanted.begun_again)
+        steps = DeviceSteps(begun, model, callers, None if is_kept else wanted.begun_again)
+        return Session(steps, model, own)
 
     def train(
         self,
@@ -158,7 +168,7 @@ class Machine(Shown):
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """Arguments of a session: its bundle is split, and where a number changes, again."""
 
     cluster: Cluster

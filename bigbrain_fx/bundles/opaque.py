@@ -54,13 +54,13 @@ def with_opaque_step(
     try:
         return make(None)
     except BigBrainError as error:
-        if not is_open or not _may_run_whole(error, options, final):
+        if not is_open or not may_run_whole(error, options, final):
             raise
         refusal = error
     try:
         return make(refusal)
     except BigBrainError as error:
-        raise _noted(refusal, error) from error
+        raise noted(refusal, error) from error
 
 
 def with_one_micro_batch(
@@ -166,9 +166,15 @@ def with_loss_whole(
         raise first from None
 
 
-def _may_run_whole(error: BigBrainError, options: Options, final: Collection[str]) -> bool:
+def may_run_whole(error: BigBrainError, options: Options, final: Collection[str] = _FINAL) -> bool:
+    """Whether a refusal is one to split the user's code, and no option divides its step."""
     known = error.code in final or error.family in final
-    return error.of_code and not known and not options.strict and not any(_dividing(options))
+    return error.of_code and not known and not options.strict and not divides(options)
+
+
+def divides(options: Options) -> bool:
+    """Whether an option divides a step, or changes it."""
+    return any(_dividing(options))
 
 
 def _dividing(options: Options) -> Iterator[str]:
@@ -187,10 +193,12 @@ def _dividing(options: Options) -> Iterator[str]:
     yield from (flag for flag, value in asked.items() if value)
 
 
-def _noted(refusal: BigBrainError, error: BigBrainError) -> BigBrainError:
+def noted(
+    refusal: BigBrainError, error: BigBrainError, where: str = "on one device"
+) -> BigBrainError:
     """Return the refusal; it says why the step cannot run whole."""
     hint = f"; {error.help}" if error.help else ""
-    note = f"nor can the whole step run on one device: {error.what}{hint}"
+    note = f"nor can the whole step run {where}: {error.what}{hint}"
     refusal.notes = (*refusal.notes, note, *error.notes)
     return refusal
 

@@ -1,49 +1,32 @@
 """A training loop of the caller's own whose steps are run by the devices of a bundle.
 
-    with machine(model, example_batch=batch, loss=loss) as session:
-        for batch in data:
-            loss = session.step(batch)
+with machine(model, example_batch=batch, loss=loss) as session:
+    for batch in data:
+        loss = session.step(batch)
 
-A supervisor in a thread of this process starts, watches, replaces and ends the devices' processes.
-Batches go to it, losses and states come from it. This file knows no planning.
+session ─▶ steps on the devices ─▶ where a change of the loop's cannot be split ─▶ steps here
 """
 
 from __future__ import annotations
 
 import atexit
-import os
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.elsewhere import Elsewhere
-from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import Split
-from bigbrain_fx.bundles.entries import (
-    Cutter,
-    RowCounts,
-    entries,
-    entry_tensor,
-    has_fewer,
-    require_one_number,
-)
-from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
-from bigbrain_fx.bundles.launch import Run, RunOptions
-from bigbrain_fx.bundles.session_devices import require_session
-from bigbrain_fx.bundles.session_run import SessionRun
-from bigbrain_fx.core import ROW_COUNTS, Shown
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.bundles.device_steps import DeviceSteps
+from bigbrain_fx.bundles.launch import Run
+from bigbrain_fx.bundles.own_steps import OwnSteps, OwnWay
+from bigbrain_fx.core import Shown
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Plan, explain
 from bigbrain_fx.supervisor import Event, warn
-from bigbrain_fx.weights import Scratch, tensors_apart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-OF_MODULE = "module."  # as in runtime/feeding.py
 _RATES = (
     "rates change by the optimizer that you gave (a scheduler of yours, group['lr'] = ...), or by "
     "lr_scale=lambda step: ... or scheduler=..., given to machine(...)"
@@ -51,114 +34,22 @@ _RATES = (
 _WHOLE = "session.step(batch) is forward, backward and the optimizer's step, on all devices"
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A bundle whose devices are to be started.
-
-    Attributes:
-        made: the plan, the bundle, and notes on them.
-        options: of the run.
-        constants: of the trace. row_counts, cutter: of its batches.
-    """
-
-    made: Split
-    options: RunOptions
-    constants: Constants
-    row_counts: RowCounts | None = None
-    cutter: Cutter | None = None
-
-
-Again: TypeAlias = Callable[[Constants, Path, Path, int], Begun]
-"""Constants that have changed, a bundle, a commit of its run, steps -> another one, to go on."""
-MOST = 16  # times that a model is split again
-_CHANGED = ("BX2152", "BX2152b", "BX3190", "BX3198")  # a module, the loss, groups, a state
-
-
 class Session(Shown):
-    """Devices at work on one model; made by a `Machine`, and a context manager.
+    """Steps of one model, on devices; made by a `Machine`, and a context manager.
+
+    Where a loop changes what no devices can have, its steps go on in this process.
 
     Attributes:
-        made: the plan, the bundle, and notes on them.
         module: the caller's own. It has the weights after the last step when it is called, when its
             `state_dict` is read, and after a `with` block that ends well.
-        steps: number of sent batches, those before a resumed run included. events: of the
-            processes: deaths, replacements.
     """
 
     def __init__(
-        self,
-        begun: Begun,
-        module: nn.Module,
-        optimizer: CallersOptimizer | None = None,
-        again: Again | None = None,
+        self, steps: DeviceSteps | OwnSteps, module: nn.Module, way: OwnWay | None
     ) -> None:
-        self.module, self._optimizer, self._again = module, optimizer, again
-        self._names = list(module.state_dict())
-        self._count = 0  # how often it was split again
-        self._given = 0  # the step whose weights the module has
-        self._given_state = 0  # and whose state the optimizer
-        self.events: list[Event] = []
-        self._losses: dict[int, float] = {}
-        self._begin(begun)
-        self._enter()
-
-    def _begin(self, begun: Begun) -> None:
-        """Start the devices of a bundle."""
-        plan = begun.made.plan
-        devices = [plan.cluster.device[name] for name in plan.stages.devices]
-        require_session(devices, backend=begun.options.backend)
-        self.made, self._constants = begun.made, begun.constants
-        self._row_counts, self._cutter = begun.row_counts, begun.cutter
-        self._entries = entries(plan)
-        self._run = SessionRun(self.bundle, begun.options, self.events, self._losses)
+        self.module, self._way = module, way
+        self._steps: DeviceSteps | OwnSteps = steps
         _OPEN.add(self)
-        self.steps = self._run.begin()
-
-    def _begin_again(self) -> bool:
-        """Go on with a trace of the module as it is now; tell whether there is one."""
-        if self._again is None or self._count == MOST:
-            return False
-        from bigbrain_fx.runtime import ResumeError
-
-        self._count += 1
-        try:
-            self._give_all()
-        except (InputError, ResumeError):  # no file has the state; the module has other weights
-            return False
-        with Scratch("state") as scratch:
-            commits = self._commit(Path(scratch, "commit"))
-            if self._is_older():
-                self._give_weights()
-            self._leave()
-            try:
-                return self._goes_on(self._again, commits)
-            finally:
-                self._enter()
-
-    def _goes_on(self, again: Again, commits: Path) -> bool:
-        try:
-            begun = again(self._constants, self.bundle, commits, self.steps)
-        except BigBrainError:  # no trace is possible, or no device fits
-            return False
-        self._end_devices()
-        self._begin(begun)
-        if self._optimizer is not None:
-            self._optimizer.begin_again()
-        return True
-
-    def _enter(self) -> None:
-        """Hear of what the loop does with its module and optimizer."""
-        from bigbrain_fx.bundles.callers.module import CallersModule
-
-        self._caller = CallersModule(self.module, self._refresh)
-        self._constants.module.accept()  # with the hooks of that
-        if self._optimizer is not None:
-            self._optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)
-
-    def _leave(self) -> None:
-        self._caller.leave()
-        if self._optimizer is not None:
-            self._optimizer.leave()
 
     lr = Elsewhere(_RATES)
     optimizer = Elsewhere(f"the devices have it; {_RATES}")
@@ -170,6 +61,31 @@ class Session(Shown):
     to = Elsewhere("the cluster's devices are where it is; state_dict() takes the weights here")
 
     # ------------------------------------------------------------------ what it leads to
+
+    @property
+    def steps(self) -> int:
+        """The number of batches taken, those before a resumed run included."""
+        return self._steps.steps
+
+    @property
+    def events(self) -> list[Event]:
+        """The deaths and replacements of processes."""
+        return self._steps.events
+
+    @property
+    def made(self) -> Split:
+        """The plan, the bundle, and notes on them.
+
+        Raises:
+            InputError: there are none, as no device could have the model.
+        """
+        if self._steps.made is None:
+            raise InputError(
+                "this session has no plan and no bundle: its step runs whole in this process",
+                code="BX3199",
+                help="machine(...) has warned of what no trace holds",
+            )
+        return self._steps.made
 
     @property
     def plan(self) -> Plan:
@@ -187,10 +103,12 @@ class Session(Shown):
 
     def __str__(self) -> str:
         """Show how far it is."""
-        how = "has ended" if self._run.has_ended else "is open"
+        how = "has ended" if self._steps.has_ended else "is open"
         deaths = sum(event["event"] == "died" for event in self.events)
         replaced = f", {deaths} processes replaced" if deaths else ""
-        return f"{self.plan.graph.name}: {self.steps} steps, {how}{replaced}\n{self.plan}"
+        name = type(self.module).__name__
+        plan = "whole, in this process" if self._steps.made is None else self.plan
+        return f"{name}: {self.steps} steps, {how}{replaced}\n{plan}"
 
     # ------------------------------------------------------------------ the loop
 
@@ -205,92 +123,33 @@ class Session(Shown):
 
     def send(self, batch: object) -> int:
         """Hand over a batch, and do not wait; return its step's number, for `loss`."""
-        from safetensors.torch import save
-
-        self._run.require_open()
+        self._steps.require_open()
         if self.leaves_out(batch):
             what = "the batch has fewer rows than the example, and drop_last = True leaves it out"
             raise InputError(
                 what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
             )
-        self._constants.require_autocast()
-        with self._caller.unread():
-            found = self._taken(batch)
-        self._run.put(self.steps, save(tensors_apart(found)))
-        self.steps += 1
-        return self.steps - 1
-
-    def _taken(self, batch: object) -> dict[str, Tensor]:
-        """Return all that devices take with a batch; where the module has changed, split it again.
-
-        Raises:
-            InputError: no trace is possible, or there were too many.
-        """
         try:
-            return self._entries_of(batch)
+            return self._steps.send(batch)
         except InputError as error:
-            if error.code not in _CHANGED or not self._begin_again():
+            if not self._goes_on_here(error):
                 raise
-            warn(f"{error.what}: the model was split again, which takes some seconds")
-        return self._entries_of(batch)
+        return self._steps.send(batch)
 
-    def _entries_of(self, batch: object) -> dict[str, Tensor]:
-        options = {} if self._optimizer is None else self._optimizer.entries()
-        return self._found(batch) | self._written() | options
-
-    def _written(self) -> dict[str, Tensor]:
-        """Return what the loop wrote into its module since the last batch, for the devices.
-
-        Raises:
-            InputError: this plan's devices cannot take it.
-        """
-        names = self._constants.module.written(is_read=self._caller.is_read)
-        self._caller.is_read = False
-        if not names:
-            return {}
-        stages = self.plan.stages
-        if "weights" in stages.offload or stages.asynchronous:
-            raise InputError(
-                f"the loop has written into {names[0]}, and devices whose weights are stored "
-                "apart, or of an earlier step, cannot take it",
-                code="BX2152a",
-                help="leave weights out of offload=, or asynchronous= out; or let forward write "
-                "it, under torch.no_grad()",
-            )
-        held = self._constants.module.tensors()
-        self._constants.module.renew(names)
-        return {f"{OF_MODULE}{name}": held[name].detach() for name in names}
-
-    def _found(self, batch: object) -> dict[str, Tensor]:
-        """Return what the devices take of a batch.
-
-        Raises:
-            InputError: it is not like the example.
-        """
-        if self._cutter is not None:
-            parts = enumerate(self._cutter.of(batch))
-            return {f"{n}.{m}": t for m, part in parts for n, t in self._of_part(part).items()}
-        found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
-        require_one_number(found, self._entries)
-        self._constants.require(batch)
-        if self._row_counts is not None:
-            found[ROW_COUNTS] = self._row_counts.of(batch)
-        return found
-
-    def _of_part(self, part: object) -> dict[str, Tensor]:
-        from bigbrain_fx.frontend import part_counts
-
-        self._constants.require(part)
-        found = {n: entry_tensor(n, part, entry) for n, entry in self._entries.items()}
-        counts = self._row_counts
-        return found if counts is None else found | part_counts(counts.count, part)
+    def _goes_on_here(self, error: InputError) -> bool:
+        """Go on in this process; tell whether that is possible."""
+        if self._way is None or not isinstance(self._steps, DeviceSteps):
+            return False
+        own = self._way.go_on(self._steps, error)
+        if own is None:
+            return False
+        warn(f"WARNING: {error.what}: the steps go on whole in this process. Else {error.help}")
+        self._steps = own
+        return True
 
     def leaves_out(self, batch: object) -> bool:
         """Whether a batch has too few rows, and is not trained on: `drop_last = True`."""
-        if not self.plan.source.drop_last:
-            return False
-        entries = [entry for entry in self._entries.values() if entry.is_split]
-        return any(has_fewer(batch, entry) for entry in entries)
+        return self._steps.leaves_out(batch)
 
     def loss(self, step: int) -> float:
         """Wait for the loss of a step."""
@@ -298,7 +157,7 @@ class Session(Shown):
             raise InputError(
                 f"no batch of step {step} was sent", code="BX3139", help="give what `send` returned"
             )
-        return self._run.loss(step)
+        return self._steps.loss(step)
 
     def __call__(self, *_: object) -> None:
         """Refuse to be a model: nobody here could give its output a gradient.
@@ -316,118 +175,42 @@ class Session(Shown):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model's weights after the last step, by its own names."""
-        from safetensors.torch import load_file
-
-        with Scratch("state") as scratch:
-            file = Path(scratch, "model.safetensors")
-            export_commit(self.bundle, file, self._commit(Path(scratch, "commit")))
-            found = {name: tensor.clone() for name, tensor in load_file(file).items()}
-        order = [name for name in self._names if name in found]
-        return {name: found[name] for name in (*order, *sorted(found.keys() - set(order)))}
+        return dict(self._steps.state_dict())
 
     def save(self, to: str | Path, optimizer: str | Path | None = None) -> None:
         """Write the weights after the last step, and the optimizer's state, if a file is named.
 
         The functions that read the optimizer's state are written beside it: see `export_training`.
         """
-        if names := self._constants.module.written():
-            raise InputError(
-                f"the loop has written into {names[0]}, and devices get that with the next batch",
-                code="BX3197",
-                help="save your own module: torch.save(model.state_dict(), ...)",
-            )
-        with Scratch("state") as scratch:
-            commit = self._commit(Path(scratch, "commit"))
-            if optimizer is None:
-                export_commit(self.bundle, to, commit)
-            else:
-                export_training(self.bundle, to, optimizer, commit)
+        self._steps.save(Path(to), None if optimizer is None else Path(optimizer))
 
     def eval(self) -> nn.Module:
         """Give the caller's module the weights after the last step, and return it in eval mode.
 
         The module computes in this process; the devices wait for the next batch.
         """
-        self._run.require_open()
-        self._refresh()
+        self._steps.require_open()
+        self._steps.refresh()
         return self.module.eval()
-
-    def _refresh(self) -> None:
-        """Give the caller's module the weights of now, unless the caller wrote others."""
-        if not self._run.has_ended and self._is_older():
-            self._give_weights()
-
-    def _is_older(self) -> bool:
-        """Whether the module's weights are of an earlier step, and all of them the devices'."""
-        return self._given != self.steps and not self._constants.module.is_written
-
-    def _give_weights(self) -> None:
-        self._given = self.steps
-        self.module.load_state_dict(self.state_dict())
-        self._constants.module.renew(self._names)
-
-    def _give_all(self) -> None:
-        """Give the caller's module the weights of now, and the caller's optimizer its state."""
-        from safetensors.torch import load_file
-
-        from bigbrain_fx.runtime import load_optimizer
-
-        made = self._optimizer
-        if made is None or made.is_loaded or self._given_state == self.steps:
-            return
-        self._given_state = self.steps
-        is_older = self._is_older()
-        with Scratch("state") as scratch, self._caller.unread():
-            file, state = Path(scratch, "model.safetensors"), Path(scratch, "state.safetensors")
-            export_training(self.bundle, file, state, self._commit(Path(scratch, "commit")))
-            if is_older:
-                self.module.load_state_dict(load_file(file))
-                self._given = self.steps
-            with made.gets_state(), self._constants.module.freezing():
-                load_optimizer(self.module, made.optimizer, state)
-        if is_older:
-            self._constants.module.renew(self._names)
-
-    def _commit(self, folder: Path) -> Path:
-        """Write the state of all devices as a commit; it is taken between two steps."""
-        files = self._run.state(self.steps)
-        try:
-            commit_held(self.bundle, folder, files)
-        finally:
-            for file in files.values():
-                os.close(file)
-        return folder
 
     # ------------------------------------------------------------------ its end
 
     def close(self) -> Run | None:
         """Give your model the weights after the last step, end the processes, return the run."""
         try:
-            self._give_last()
+            self._steps.close()
         finally:
             self._end()
         return self.done
 
-    def _give_last(self) -> None:
-        try:
-            if not self._run.has_ended:
-                self._give_all()
-        except InputError as error:  # of plans whose optimizer's state no file has
-            warn(f"WARNING: your optimizer does not have the state of the last step: {error}")
-        self._refresh()
-
     def _end(self) -> None:
-        self._leave()
-        self._end_devices()
-
-    def _end_devices(self) -> None:
-        self._run.end()
+        self._steps.end()
         _OPEN.discard(self)
 
     @property
     def done(self) -> Run | None:
         """The run, once it has ended."""
-        return self._run.done
+        return self._steps.done
 
     def __enter__(self) -> Session:
         return self

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         module_name as module_name,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
+    from bigbrain_fx.frontend.opaque_step.own_loop import OwnLoop as OwnLoop
     from bigbrain_fx.frontend.opaque_step.user_step import (
         Call as Call,
         UserStep as UserStep,

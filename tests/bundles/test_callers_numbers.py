@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 import bigbrain_fx as bb
-from bigbrain_fx.bundles import sessions
+from bigbrain_fx.bundles import device_steps
 from tests.support.command_line import write_cluster
 from tests.support.messages import refused
 
@@ -225,13 +226,16 @@ def test_a_training_with_a_callback_is_the_loop_with_it(tmp_path: Path) -> None:
 def test_a_module_is_not_split_again_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MOST", 1)
+    monkeypatch.setattr(device_steps, "MOST", 1)
     loop = Branched()
-    with loop.split(bb.machine(write_cluster(tmp_path))) as session:
+    strict = replace(WHOLE, strict=True)
+    with loop.split(bb.machine(write_cluster(tmp_path)), strict) as session:
         loop.beta = 1
         session.step(batches()[0])
         loop.beta = 0
         with refused("BX2152b", bb.InputError):
+            session.step(batches()[1])
+        with refused("BX2152b", bb.InputError):  # it counts until it is undone
             session.step(batches()[1])
         loop.beta = 1
         session.step(batches()[1])

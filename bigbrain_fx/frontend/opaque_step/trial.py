@@ -106,7 +106,7 @@ def _train(step: UserStep, file: ModelFile, seed: int) -> Mapping[str, str]:
     started_s = time.monotonic()
     try:
         batch = _prepared(step, file, seed)
-        optimizer = _optimizer(file)
+        optimizer, _ = made_optimizer(file)
         losses = list[Tensor]()
 
         def compute() -> Tensor:
@@ -142,7 +142,7 @@ def require_optimizer(file: ModelFile) -> None:
 
     def make() -> Mapping[str, str]:
         try:
-            _optimizer(file)
+            made_optimizer(file)
         except Exception as error:  # the user's own code
             return _failed(file, error)
         return answer_of({})
@@ -165,12 +165,13 @@ def _prepared(step: UserStep, file: ModelFile, seed: int) -> object:
     return file.example_batch if file.batches is None else next(iter(file.batches(seed)))
 
 
-def _optimizer(file: ModelFile) -> torch.optim.Optimizer:
+def made_optimizer(
+    file: ModelFile,
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+    """Return the optimizer and scheduler of a loop, made as a model file says."""
     named = [(n, p) for n, p in file.model.named_parameters() if p.requires_grad]
     made = file.optimizer(named) if file.optimizer else torch.optim.AdamW(named)
-    if file.scheduler is not None:
-        file.scheduler(made)
-    return made
+    return made, None if file.scheduler is None else file.scheduler(made)
 
 
 def _cost(step: UserStep, file: ModelFile, seed: int, answer: Mapping[str, object]) -> StepCost:

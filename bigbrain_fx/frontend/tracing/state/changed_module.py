@@ -90,9 +90,23 @@ class Copied:
 
     def accept(self) -> None:
         """Accept the module's present state, without weights, as the state that devices have."""
-        self.before = self._now()
-        self.forms = self._forms()
-        self.trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        self.accepted = self._now(), self._forms(), trained
+
+    @property
+    def before(self) -> Attributes:
+        """The attributes that devices have."""
+        return self.accepted[0]
+
+    @property
+    def forms(self) -> dict[str, object]:
+        """Types, shapes and modes that devices have: see `_forms`."""
+        return self.accepted[1]
+
+    @property
+    def trained(self) -> dict[str, bool]:
+        """Whether devices train a parameter, by its name."""
+        return self.accepted[2]
 
     def _forms(self) -> dict[str, object]:
         """Return types and shapes of tensors; modes of the parts, while the module is to train."""
@@ -169,6 +183,9 @@ class Copied:
         due = [name for name in new if _is_due(self.tried[name])]
         if due and self._counts(due):
             self.changed = due
+            for name in due:  # it counts until it is undone
+                del self.let_be[name]
+                self.tried[name] -= 1
             raise self._refused(due, now)
 
     def _refused(self, moved: list[str], now: Attributes) -> InputError:
@@ -235,8 +252,8 @@ class Copied:
             for name, value in sent.items():  # they may be globals of a file that was put back
                 self.read[name].write(value)
             return not alike(self.numbers(), found)
-        except Exception:  # the caller's own code
-            return False
+        except Exception:  # the caller's own code, which fails since
+            return True
         finally:
             now.put_back()
 

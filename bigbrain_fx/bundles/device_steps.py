@@ -242,9 +242,9 @@ class DeviceSteps:
         if self._cutter is not None:
             parts = enumerate(self._cutter.of(batch))
             return {f"{n}.{m}": t for m, part in parts for n, t in self._of_part(part).items()}
+        self._constants.require(batch)
         found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
         require_one_number(found, self._entries)
-        self._constants.require(batch)
         if self._row_counts is not None:
             found[ROW_COUNTS] = self._row_counts.of(batch)
         return found

@@ -16,7 +16,7 @@ from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
 from bigbrain_fx.emit import Weights, batch_specs, takes_file
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.frontend import (
     CHILD,
     BatchReading,
@@ -235,9 +235,10 @@ def _tried_here(
     if found.module is None or not (recipe.optimizer or recipe.scheduler):
         return ()
     make = cast("Callable[..., object] | None", recipe.optimizer)  # an optimizer is data by now
-    if make and shards:
-        require_divided(found.module, make, shards)
-    note = require_made_per_device(found.module, make, recipe.scheduler, held, here=here)
+    with about_code():
+        if make and shards:
+            require_divided(found.module, make, shards)
+        note = require_made_per_device(found.module, make, recipe.scheduler, held, here=here)
     return (note,) if note else ()
 
 

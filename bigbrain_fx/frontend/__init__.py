@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         keeping_smaller as keeping_smaller,
     )
     from bigbrain_fx.frontend.forked import Fork as Fork, Say as Say, apart as apart
+    from bigbrain_fx.frontend.later_batches import LaterBatches as LaterBatches
     from bigbrain_fx.frontend.lengths import with_lengths as with_lengths
     from bigbrain_fx.frontend.location import (
         HF as HF,
@@ -70,8 +71,6 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.plain_entries import (
         numbers_in as numbers_in,
-        plain_values as plain_values,
-        require_steady as require_steady,
         with_number_inputs as with_number_inputs,
     )
     from bigbrain_fx.frontend.quantised import quantise as quantise

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 from bigbrain_fx.core import longest
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.frontend.later_batches import require_steady
 from bigbrain_fx.frontend.plain_entries import (
     assumes_number,
     changing_numbers,
-    require_steady,
     with_number_inputs,
     with_numbers,
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
 
 _BATCHES = 3
-_PLAIN = (type(None), bool, int, float, str)
+PLAIN = (type(None), bool, int, float, str)
 _TYPES = {int: ("float32", "int64"), float: ("float32", "float64")}
 """In the order in which they are tried: a count in float32 can be divided over micro-batches."""
 _LONG = 500  # characters
 _NO_VALUES = (" at 0x", "tensor(", "array(")  # what repr says of what it does not say whole
-_NOTHING = object()
+NOTHING = object()
 PlainValue = None | bool | int | float | str
 Fixed = tuple[Key, PlainValue]
 Types = Mapping[Key, str]
@@ -77,22 +77,28 @@ def _beside_tensors(batch: object) -> Iterator[tuple[Key, object]]:
     for key, value in nodes(batch):
         if isinstance(value, Mapping) and len(value) > 1:
             yield key, ", ".join(map(str, value))
-    known = Tensor, Mapping, tuple, list, *_PLAIN
+    known = Tensor, Mapping, tuple, list, *PLAIN
     yield from ((key, value) for key, value in nodes(batch) if not isinstance(value, known))
 
 
-def _unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
+def changes_of(
+    example: object, batch: object, key: Key = ()
+) -> Iterator[tuple[Key, object, object]]:
     """Yield a batch's differences from the example, numbers of tensors left out."""
     if isinstance(example, Mapping) and isinstance(batch, Mapping):
-        for name, value in batch.items():
-            yield from _unlike(example.get(name, _NOTHING), value, (*key, name))
+        if [name for name in batch if name in example] != [n for n in example if n in batch]:
+            names = sorted(example, key=[*batch, *example].index)
+            yield key, example, {name: example[name] for name in names}  # in another order
+        for name in (*batch, *(name for name in example if name not in batch)):
+            one, other = example.get(name, NOTHING), batch.get(name, NOTHING)
+            yield from changes_of(one, other, (*key, name))
     elif isinstance(example, tuple | list) and isinstance(batch, tuple | list):
         if key and len(example) != len(batch):
             yield key, example, batch
         for i, (one, other) in enumerate(zip(example, batch, strict=False)):
-            yield from _unlike(one, other, (*key, i))
+            yield from changes_of(one, other, (*key, i))
     elif not (isinstance(example, Tensor) and isinstance(batch, Tensor)):
-        plain = isinstance(example, _PLAIN) and isinstance(batch, _PLAIN)
+        plain = isinstance(example, PLAIN) and isinstance(batch, PLAIN)
         if not (plain and (example == batch or example != example)):  # NaN
             yield key, example, batch
 
@@ -101,6 +107,8 @@ def _with_value(batch: Any, key: Key, value: object) -> Any:  # noqa: ANN401  # 
     """Return a batch with another value at a key."""
     if not key:
         return value
+    if isinstance(batch, Mapping) and value is NOTHING and len(key) == 1:
+        return {name: own for name, own in batch.items() if name != key[0]}
     if isinstance(batch, Mapping):
         return {**batch, key[0]: _with_value(batch.get(key[0]), key[1:], value)}
     parts = [_with_value(v, key[1:], value) if i == key[0] else v for i, v in enumerate(batch)]
@@ -114,7 +122,7 @@ def _at(batch: object, key: Key) -> object:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class Trial:
     """A model and its example batch, in which other values are tried."""
 
     model: nn.Module
@@ -142,83 +150,21 @@ class _Trial:
         plain = Plain(Step(self.model, self.loss, taken, how), self.model, self.autocast)
         return plain.gradients(list(taken.sized(taken.rows).values()), 0)
 
-    def run_with(self, key: Key, value: object) -> Numbers:
-        """Run the model on the example with another value there."""
-        return self.run(_with_value(self.example, key, value))
+    def run_with(self, values: Mapping[Key, object]) -> Numbers:
+        """Run the model on the example with other values there."""
+        batch = self.example
+        for key, value in values.items():
+            batch = _with_value(batch, key, value)
+        return self.run(batch)
 
-    def reads(self, key: Key, value: object) -> bool:
-        """Whether the model computes something else with another value there, or fails."""
+    def reads(self, values: Mapping[Key, object]) -> bool:
+        """Whether the model computes something else with other values there, or fails."""
         try:
-            return not alike(self.first, self.run_with(key, value))
+            return not alike(self.first, self.run_with(values))
         except InputError:  # an entry more, which forward does not take
             return False
         except Exception:  # the user's own code
             return True
-
-
-# --------------------------------------------------------------------------- values that change
-
-
-def require_steady(
-    model: nn.Module,
-    example: object,
-    loss: Loss | None,
-    batches: Callable[[], Iterable[object]],
-    autocast: str | None = None,
-) -> None:
-    """Refuse numbers and strings that change from batch to batch and that the model reads.
-
-    Raises:
-        InputError: names the entry and both values.
-    """
-    drawn: list[object] = []
-    with suppress(Exception):  # whoever runs the bundle is told
-        drawn.extend(itertools.islice(batches(), _BATCHES))
-    trial = _Trial(model, example, loss, autocast)
-    for batch in drawn:
-        for key, before, value in _unlike(example, batch):
-            if trial.reads(key, value):
-                raise _changes(key, before, value)
-
-
-def _changes(key: Key, before: object, value: object) -> InputError:
-    name = ".".join(map(str, key))
-    return InputError(
-        f"batches() changes {name} from {_shown(before)} to {_shown(value)}, and the model "
-        "reads it: a trace would keep the first for ever",
-        code="BX2164",
-        at="batches",
-        help=_remedy(before, value),
-    )
-
-
-def _shown(value: object) -> str:
-    if value is _NOTHING:
-        return "nothing"
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    if isinstance(value, list | tuple | Mapping):
-        return f"{len(value)} entries"
-    return f"an object of {type(value).__name__}"
-
-
-def _remedy(before: object, value: object) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"give it as a tensor: torch.tensor({value!r})"
-    if type(before).__name__ == "ndarray" or type(value).__name__ == "ndarray":
-        return "give it as a tensor, in example_batch() as well: torch.from_numpy(array)"
-    if not isinstance(before, _PLAIN) or not isinstance(value, _PLAIN):
-        return (
-            "give every batch the same entries: a mask of ones, torch.ones(rows, n), where there "
-            "is none, and one tensor with a dimension for what a list has more or less of, filled "
-            "up and with a mask"
-        )
-    return (
-        "let a tensor decide: compute both ways and choose with torch.where(flag, one, two), "
-        "flag being a tensor of the batch (torch.tensor(True)); or split a model for each value"
-    )
 
 
 # --------------------------------------------------------------------------- numbers as inputs
@@ -255,11 +201,11 @@ def changing_numbers(file: ModelFile, seed: int) -> Types:
     if not any(type(value) in _TYPES for _, value in plain_values(file.example_batch)):
         return {}
     found = apart(partial(_drawn, file, seed)) or {}  # a fork: what `batches` sets stays as it is
-    trial = _Trial(file.model, file.example_batch, file.loss, file.autocast)
+    trial = Trial(file.model, file.example_batch, file.loss, file.autocast)
     types: dict[Key, str] = {}
     for name, text in found.items():
         key, values = tuple(json.loads(name)), json.loads(text)
-        if any(trial.reads(key, value) for value in values[1:]):
+        if any(trial.reads({key: value}) for value in values[1:]):
             fits = (dtype for dtype in _types(values) if _is_tensor(trial, key, values, dtype))
             dtype = next(fits, None)
             types |= {} if dtype is None else {key: dtype}
@@ -282,7 +228,7 @@ def _changing(example: object, drawn: list[object]) -> dict[Key, list[int | floa
     first = dict(plain_values(example))
     found: dict[Key, list[int | float]] = {}
     for batch in drawn:
-        for key, _, value in _unlike(example, batch):
+        for key, _, value in changes_of(example, batch):
             before = first.get(key)
             if type(before) in _TYPES and type(value) in _TYPES:
                 found.setdefault(key, [before]).append(value)  # type: ignore[list-item,arg-type]
@@ -293,11 +239,11 @@ def _types(values: list[int | float]) -> tuple[str, ...]:
     return _TYPES[float if any(isinstance(value, float) for value in values) else int]
 
 
-def _is_tensor(trial: _Trial, key: Key, values: list[int | float], dtype: str) -> bool:
+def _is_tensor(trial: Trial, key: Key, values: list[int | float], dtype: str) -> bool:
     """Whether the model computes the same, bit by bit, from a tensor as from each number."""
     try:
         for value in values:
-            plain, ours = (trial.run_with(key, v) for v in (value, as_scalar(value, dtype)))
+            plain, ours = (trial.run_with({key: v}) for v in (value, as_scalar(value, dtype)))
             if len(plain) != len(ours) or not all(map(same_numbers, plain, ours)):
                 return False
     except Exception:  # the user's own code: range(tensor), say
@@ -353,7 +299,7 @@ def fixed_entries(
     if is_costly(model, list(taken.sized(taken.rows).values())):
         reach = [(k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str)]
         return tuple((k, _kept(k, v)) for k, v in reach)
-    trial = _Trial(model, example, loss, autocast)
+    trial = Trial(model, example, loss, autocast)
     if not trial.runs:
         return ()  # `trace` says what is wrong with the example
     return tuple((k, _kept(k, v)) for k, v in found if _goes_by(trial, k, v))
@@ -383,12 +329,12 @@ def _kept(key: Key, value: object) -> PlainValue:
     )
 
 
-def _goes_by(trial: _Trial, key: Key, value: object) -> bool:
+def _goes_by(trial: Trial, key: Key, value: object) -> bool:
     """Whether the model computes something else, or fails, with another value there."""
     asked: list[str] = []
     try:
         for other in _others(_at(trial.example, key), value, asked):
-            if not alike(trial.first, trial.run_with(key, other)):
+            if not alike(trial.first, trial.run_with({key: other})):
                 return True
     except Exception:  # the user's own code: it fails with a longer list in plain PyTorch, too
         return not isinstance(_at(trial.example, key), list | tuple)

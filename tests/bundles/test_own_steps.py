@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,27 @@ def test_a_change_that_no_device_can_have_goes_on_in_this_process(
     for one, other in zip(plain.numbers(), own.numbers(), strict=True):
         torch.testing.assert_close(one, other)
     assert "whole in this process" in capfd.readouterr().err
+
+
+class Phase(enum.Enum):
+    WARM = 0.1
+    MAIN = 1.0
+
+
+def in_phases() -> list[Any]:
+    phases = [Phase.WARM] * 3 + [Phase.MAIN] * 3
+    return [{**batch, "phase": phase} for batch, phase in zip(batches(), phases, strict=True)]
+
+
+def by_phase(output: Tensor, batch: Any) -> Tensor:
+    return loss(output, batch) * (0.1 if batch["phase"] is Phase.WARM else 1.0)
+
+
+@pytest.mark.nightly
+def test_a_batch_by_which_another_branch_is_taken_goes_on_in_this_process(tmp_path: Path) -> None:
+    about: Any = {"kind": Plain, "of_loss": lambda: by_phase, "batches": in_phases}
+    plain, own = Loop(**about), Loop(**about)
+    want = plain.plain()
+    losses, session = own.in_session(tmp_path)
+    assert isinstance(session._steps, OwnSteps)
+    assert losses == pytest.approx(want, abs=1e-6)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import Captured, capture, capture_file
-from bigbrain_fx.frontend.plain_entries import fixed_entries, require_steady
+from bigbrain_fx.frontend.later_batches import require_steady
+from bigbrain_fx.frontend.plain_entries import fixed_entries
 from bigbrain_fx.frontend.tracing.batches.uneven import pads, require_padding, require_rows
 from bigbrain_fx.frontend.translation.batch import fill, take_apart
 

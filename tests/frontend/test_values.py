@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.plain_entries import require_steady
+from bigbrain_fx.frontend.later_batches import LaterBatches, require_steady
 from bigbrain_fx.frontend.tracing.lines.advice import OF_CRITERION
 from tests.support.captured import assert_same
 
@@ -52,6 +53,64 @@ def test_batches_that_cannot_be_read_here_are_let_be() -> None:
         raise FileNotFoundError("the data are elsewhere")
 
     require_steady(Warm(), batch(), energy, fails)
+
+
+class Stage(enum.Enum):
+    """Of training."""
+
+    WARM = 1
+    MAIN = 2
+
+
+class Weight:
+    """An object of the user's own."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def scale_of(given: Any) -> Any:
+    """Read all kinds of entries."""
+    scale = given["weight"].value * len(given["parts"]) * (1 if given["stage"] is Stage.WARM else 3)
+    first = next(iter(given["named"].values()))
+    more = given["more"].mean() if "more" in given else 0.0
+    return scale * (first + 2) + more + given.get("least", 0.0)
+
+
+def many(**more: object) -> dict[str, Any]:
+    named = {"a": 1.0, "b": 2.0}
+    own = {"weight": Weight(1.0), "parts": (1, 2), "stage": Stage.WARM, "named": named}
+    return {"x": torch.ones(4, 6), "temperature": 1.0, **own, "least": 0.5, "path": "0", **more}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"temperature": 2.0}, "temperature"),
+        ({"weight": Weight(2.0)}, "weight"),
+        ({"parts": (1, 2, 3)}, "parts"),
+        ({"stage": Stage.MAIN}, "stage"),
+        ({"named": {"b": 2.0, "a": 1.0}}, "named"),
+        ({"more": torch.ones(4)}, "more"),
+        ({"least": None}, "least"),
+    ],
+)
+def test_a_change_of_a_later_batch_counts_however_late_it_comes(
+    change: dict[str, Any], name: str
+) -> None:
+    """Entries that change without an effect, names of files say, come with each batch."""
+    later = LaterBatches(
+        Warm(), many(), lambda output, given: energy(output, 0) * scale_of(given), None
+    )
+    for step in range(40):
+        later.require(many(path=f"{step}", weight=Weight(1.0)))
+    changed = {**many(path="0", **change)}
+    given = {key: value for key, value in changed.items() if value is not None}
+    for _ in range(2):  # once refused, it is refused again
+        with pytest.raises(InputError, match=rf"batches\(\) changes {name} from") as why:
+            later.require(given)
+        assert why.value.code == "BX2164"
+    later.require(many(path="41"))
 
 
 def test_a_loss_that_names_none_is_told_which_entry_may_be_the_loss() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -13,8 +12,6 @@ from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-TRIED = 3  # values of an entry that do not count, until none of it is tried again
 
 
 class Constants:
@@ -38,13 +35,12 @@ class Constants:
         held: Mapping[str, Tensor] = MappingProxyType({}),
         inputs: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        from bigbrain_fx.frontend import Copied, plain_values
+        from bigbrain_fx.frontend import Copied, LaterBatches
 
-        self.about = module, example, loss
-        self.module = Copied(module, example, cast("None", loss), autocast, held, inputs)
+        about = module, example, cast("None", loss), autocast
+        self.module = Copied(*about, held, inputs)
+        self.batches = LaterBatches(*about)
         self.autocast = autocast
-        self.known = dict(plain_values(example))
-        self.changed: Counter[object] = Counter()  # how often each was tried, and did not count
 
     @contextmanager
     def as_inputs(self) -> Iterator[dict[str, Tensor]]:
@@ -65,16 +61,8 @@ class Constants:
         Raises:
             InputError: names the entry, or attribute, and both values.
         """
-        from bigbrain_fx.frontend import plain_values, require_steady
-
         self.module.require()
-        if not self.known:
-            return
-        new = [key for key, value in plain_values(batch) if value != self.known.get(key, value)]
-        if any(self.changed[key] < TRIED for key in new):
-            module, example, loss = self.about
-            require_steady(module, example, cast("None", loss), lambda: [batch], self.autocast)
-            self.changed.update(new)
+        self.batches.require(batch)
 
     def require_autocast(self) -> None:
         """Refuse a step under a `torch.autocast` of the loop, which devices do not have.

@@ -64,7 +64,6 @@ class OwnLoop:
             self._clip()
             return losses[-1]
 
-        self._set_rates()
         with self._training():
             self._update(compute)
         self._advance_scheduler(losses[0])
@@ -74,9 +73,11 @@ class OwnLoop:
 
     def _update(self, compute: Any) -> None:  # noqa: ANN401  # a closure, as of torch
         if needs_closure(self.optimizer):
+            self._set_rates()
             self.optimizer.step(compute)
             return
         compute()
+        self._set_rates()  # as a loop does: after the gradients
         self.scaler.step(self.optimizer)
         self.scaler.update()
 

@@ -180,7 +180,7 @@ class Copied:
         new = [name for name in moved if self.let_be.get(name) != now.marks.get(name)]
         self.tried.update(new)
         self.let_be.update((name, now.marks.get(name)) for name in new)
-        due = [name for name in new if _is_due(self.tried[name])]
+        due = [name for name in new if is_due(self.tried[name])]
         if due and self._counts(due):
             self.changed = due
             for name in due:  # it counts until it is undone
@@ -268,7 +268,7 @@ def _changed(name: str, before: str, after: str) -> InputError:
     )
 
 
-def _is_due(changes: int) -> bool:
+def is_due(changes: int) -> bool:
     """Whether a change is tried: all of the first, then ever fewer of a counter's."""
     return changes <= TRIED or changes.bit_count() == 1
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import signal
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +170,33 @@ def test_an_option_that_is_no_number_is_refused() -> None:
     optimizer.param_groups[0]["nesterov"] = True
     with refused("BX3192"):
         watched.entries()
+
+
+def test_a_state_that_is_read_is_the_devices_and_a_write_into_it_is_heard() -> None:
+    optimizer, watched = callers()
+    weight, steps = optimizer.param_groups[0]["params"][0], 0
+
+    def give() -> None:
+        with watched.gets_state():
+            optimizer.state.clear()
+            optimizer.state[weight] = {"step": steps, "momentum_buffer": torch.full((1,), steps)}
+
+    watched.enter(contextlib.nullcontext, lambda: steps, give)
+    steps = 1
+    assert optimizer.state[weight]["step"] == 1
+    assert not watched.is_loaded
+    steps = 2
+    assert next(iter(copy.deepcopy(optimizer.state))) is not weight
+    assert optimizer.state[weight]["step"] == 2
+    assert watched.entries() == {}
+    optimizer.state[weight]["momentum_buffer"].zero_()
+    with refused("BX3198"):
+        watched.entries()
+    watched.begin_again()
+    assert watched.entries() == {}
+    optimizer.state[weight]["step"] = 0
+    with refused("BX3198"):
+        watched.entries()
+    watched.leave()
+    assert type(optimizer.state) is defaultdict
+    assert next(iter(optimizer.state)) is weight

@@ -147,6 +147,15 @@ def restored(loop: Loop, n: int) -> None:
 
 
 @change
+def forgotten(loop: Loop, n: int) -> None:
+    """As ReLoRA: moments are made smaller where they are."""
+    for own in loop.optimizer.state.values() if n in (1, 3) else ():
+        for value in own.values():
+            if isinstance(value, Tensor) and value.dim():
+                value.mul_(0.5)
+
+
+@change
 def validated(loop: Loop, n: int) -> None:
     loop.model.eval()
     with torch.no_grad():

@@ -1,13 +1,16 @@
 """The caller's own optimizer while devices step one like it: options go there, state comes back.
 
     scheduler.step(validation_loss)  ──▶  group["lr"]  ──▶  an entry of the next batch  ──▶  devices
-    optimizer.state_dict()           ◀──  the state of all devices
+    optimizer.state_dict(), .state   ◀──  the state of all devices
+    optimizer.state[p]["exp_avg"].zero_()  ──▶  a new split, that begins with it
 
 A scheduler of the caller's sets options, or a plain assignment; the optimizer itself makes no step.
 """
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 OF_OPTIMIZER = "optimizer."  # as in runtime/feeding.py
 _NO_OPTIONS = ("params", "param_names", "initial_lr")
 _Options: TypeAlias = list[dict[str, Any]]
+_State: TypeAlias = defaultdict[Any, Any]
+_Marks: TypeAlias = dict[tuple[Any, str], tuple[Any, int]]
 Unread: TypeAlias = Callable[[], AbstractContextManager[None]]
 _LEAVE_OUT = (
     "leave optimizer.step() out: session.step() is forward, backward and the optimizer's step"
@@ -45,13 +50,15 @@ class CallersOptimizer:
         pairs = zip(self._now(), rates, strict=True)
         self._first = [{**options, **rate} for options, rate in pairs]  # as the devices have them
         self._state = optimizer.state  # as the caller had it, or got it from the devices
+        self._marks: _Marks | None = None  # of that, where the loop has read it
+        self._is_within = False  # this class reads or writes it
         self._moved: set[str] = set()  # options that were others at some time
         self._stepped = 0  # batches at the last call of `step`
         self._handles: list[RemovableHandle] = []
 
     def begin_again(self) -> None:
         """Take the options and the state of now for those that the devices begin with."""
-        self._first, self._state = self._now(), self.optimizer.state
+        self._first, self._state, self._marks = self._now(), self.optimizer.state, None
 
     @property
     def has_state(self) -> bool:
@@ -60,18 +67,23 @@ class CallersOptimizer:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the caller's loop has given it another state: `load_state_dict`."""
-        return self.optimizer.state is not self._state
+        """Whether the caller's loop has given it another state: loaded, or written in place."""
+        if self.optimizer.state is not self._state:
+            return True
+        with self._within():
+            return self._marks is not None and not _are_alike(self._marks, _marks(self._state))
 
     @contextmanager
     def gets_state(self) -> Iterator[None]:
         """Let the block set the state, as devices have it; the caller's options stay."""
         groups = self.optimizer.param_groups
-        before, states = [dict(group) for group in groups], dict(self.optimizer.state)
-        yield
-        self._state = self.optimizer.state
-        left_out = {p: own for p, own in states.items() if own and p not in self._state}
-        self._state.update(left_out)  # of parameters that the loop has frozen meanwhile
+        with self._within():
+            before, states = [dict(group) for group in groups], dict(self.optimizer.state)
+            yield
+            self._state = self.optimizer.state
+            left_out = {p: own for p, own in states.items() if own and p not in self._state}
+            self._state.update(left_out)  # of parameters that the loop has frozen meanwhile
+            self._marks = _marks(self._state)
         for group, options in zip(groups, before, strict=True):
             if not self.is_set_there:
                 group.clear()
@@ -101,11 +113,37 @@ class CallersOptimizer:
             made.register_state_dict_pre_hook(lambda _: give()),
         ]
         self._stepped = steps()
+        self._swap(lambda state: _WatchedState(state, lambda: self._hear_read(give)))
+
+    def _hear_read(self, give: Callable[[], None]) -> None:
+        """Let the loop find the devices' state, and what it writes there be seen."""
+        if self._is_within:
+            return
+        give()
+        with self._within():
+            self._marks = self._marks or _marks(self._state)
 
     def leave(self) -> None:
         """Let the optimizer be as the caller made it."""
         for handle in self._handles:
             handle.remove()
+        self._swap(lambda state: defaultdict(dict, state))
+
+    def _swap(self, made: Callable[[_State], _State]) -> None:
+        """Put another dict in the place of the state's; a state that was loaded stays one."""
+        with self._within():
+            is_known = self.optimizer.state is self._state
+            self.optimizer.state = made(self.optimizer.state)
+            self._state = self.optimizer.state if is_known else self._state
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """Let reads in the block find the state as it is."""
+        before, self._is_within = self._is_within, True
+        try:
+            yield
+        finally:
+            self._is_within = before
 
     def _require_idle(self, steps: int) -> None:
         """Let a step do nothing: the devices have made it.
@@ -141,7 +179,8 @@ class CallersOptimizer:
 
         if self.is_loaded:
             raise InputError(
-                "the loop has loaded a state into the optimizer, and devices have the one before",
+                "the loop has loaded another state into the optimizer, or written into its state, "
+                "and devices have the one before",
                 code="BX3198",
                 help="load it before the session begins",
             )
@@ -186,6 +225,68 @@ class CallersOptimizer:
 
     def _now(self) -> _Options:
         return [_options(group) for group in self.optimizer.param_groups]
+
+
+class _WatchedState(defaultdict[Any, Any]):
+    """The state of an optimizer that calls a function before it is read; a copy is plain."""
+
+    def __init__(self, state: Mapping[Any, Any], read: Callable[[], None]) -> None:
+        super().__init__(dict, state)
+        self._read = read
+
+    def __getitem__(self, parameter: object) -> Any:  # noqa: ANN401  # of any optimizer
+        self._read()
+        return super().__getitem__(parameter)
+
+    def __contains__(self, parameter: object) -> bool:
+        self._read()
+        return super().__contains__(parameter)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._read()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._read()
+        return super().__len__()
+
+    def get(self, parameter: Any, default: Any = None) -> Any:  # noqa: ANN401
+        self._read()
+        return super().get(parameter, default)
+
+    def keys(self) -> Any:  # noqa: ANN401  # views, as of a dict
+        self._read()
+        return super().keys()
+
+    def values(self) -> Any:  # noqa: ANN401
+        self._read()
+        return super().values()
+
+    def items(self) -> Any:  # noqa: ANN401
+        self._read()
+        return super().items()
+
+    def __reduce__(self) -> Any:  # noqa: ANN401  # as of pickle
+        return defaultdict, (dict, {**self})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:  # noqa: ANN401
+        return copy.deepcopy(defaultdict(dict, {**self}), memo)
+
+
+def _marks(state: Mapping[Any, Mapping[str, Any]]) -> _Marks:
+    """Return the values of a state, each with the number of writes into it."""
+    return {
+        (parameter, key): (value, getattr(value, "_version", 0))
+        for parameter, own in state.items()
+        for key, value in own.items()
+    }
+
+
+def _are_alike(one: _Marks, other: _Marks) -> bool:
+    pairs = [(one[key], other[key]) for key in one if key in other]
+    return len(pairs) == len(one) == len(other) and all(
+        a is b and before == after for (a, before), (b, after) in pairs
+    )
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

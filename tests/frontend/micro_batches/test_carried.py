@@ -113,3 +113,33 @@ def test_a_tensor_that_no_module_holds_is_as_it_was_too() -> None:
     before = model.teacher[0].weight.clone()
     assert micro_batch_effect(Training(model, mean, None), found, 4).is_carried
     assert torch.equal(model.teacher[0].weight, before)
+
+
+class Routed(nn.Module):
+    """Experts of which the less used are chosen: a count of all tokens before."""
+
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.out = nn.Linear(4, 3), nn.Linear(4, 4)
+        self.experts = nn.Parameter(torch.randn(3, 4, 4))
+        self.register_buffer("counts", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.gate(x)
+        bias = -0.1 * torch.sign(self.counts - self.counts.mean())
+        used = F.one_hot((scores + bias).topk(2, -1).indices, 3).sum(1).to(x.dtype)
+        self.counts.add_(used.detach().sum(0))
+        weights = (scores.sigmoid() * used).unsqueeze(-1)
+        found: Tensor = self.out((torch.einsum("bi,eij->bej", x, self.experts) * weights).sum(1))
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_count_by_which_experts_are_chosen_is_carried_in_some_order(seed: int) -> None:
+    """The last micro-batch may choose the same by chance."""
+    torch.manual_seed(seed)
+    model = Routed()
+    found = capture(model, batch_of(), mean)
+    assert micro_batch_effect(Training(model, mean, None), found, 2).is_carried

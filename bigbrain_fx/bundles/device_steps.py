@@ -7,7 +7,7 @@ This file knows no planning.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,7 @@ class DeviceSteps:
         self._constants = begun.constants
         self._row_counts, self._cutter = begun.row_counts, begun.cutter
         self._entries = entries(plan)
+        self._parameters = dict(self.module.named_parameters())  # the loop may put others there
         self._run = SessionRun(self._bundle, begun.options, self.events, self.losses)
         try:
             self.steps = self._run.begin()
@@ -141,7 +142,10 @@ class DeviceSteps:
         except BigBrainError:  # no trace is possible, or no device fits
             return False
         self._run.end()
-        self._begin(begun)
+        try:
+            self._begin(begun)
+        except BigBrainError:  # devices that cannot begin with this state
+            return False
         if self._optimizer is not None:
             self._optimizer.begin_again()
         return True
@@ -311,13 +315,24 @@ class DeviceSteps:
             self._give_weights()
 
     def _is_older(self) -> bool:
-        """Whether the module's weights are of an earlier step, and all of them the devices'."""
-        return self._given != self.steps and not self._constants.module.is_written
+        """Whether the module's weights are of an earlier step."""
+        return self._given != self.steps
 
     def _give_weights(self) -> None:
-        self._given = self.steps
-        self.module.load_state_dict(self.state_dict())
-        self._constants.module.renew(self._names)
+        self._put(self.state_dict())
+
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        """Write weights of now into the tensors that devices have copies of, and the loop left."""
+        import torch
+
+        self._given, module = self.steps, self._constants.module
+        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        with torch.no_grad(), self._caller.unread():
+            names = weights.keys() - {*module.written()}
+            for name, tensor in {**buffers, **self._parameters}.items():
+                if name in names and weights[name].shape == tensor.shape:
+                    tensor.copy_(weights[name])
+            module.renew(names)
 
     def _give_all(self) -> None:
         """Give the caller's module the weights of now, and the caller's optimizer its state."""
@@ -335,20 +350,30 @@ class DeviceSteps:
     ) -> None:
         from safetensors.torch import load_file
 
-        from bigbrain_fx.runtime import load_optimizer
-
-        is_older, made = self._is_older(), self._optimizer
-        taken = nullcontext() if made is None else made.gets_state()
+        is_older = self._is_older()
         with Scratch("state") as scratch, self._caller.unread():
             file, state = Path(scratch, "model.safetensors"), Path(scratch, "state.safetensors")
             export_training(self._bundle, file, state, self._commit(Path(scratch, "commit")))
             if is_older:
-                self.module.load_state_dict(load_file(file))
-                self._given = self.steps
-            with taken, self._constants.module.freezing():
-                load_optimizer(self.module, optimizer, state, scaler, scheduler)
-        if is_older:
-            self._constants.module.renew(self._names)
+                self._put(load_file(file))
+            self._load(state, optimizer, scaler, scheduler)
+
+    def _load(
+        self,
+        state: Path,
+        optimizer: Optimizer,
+        scaler: GradScaler | None,
+        scheduler: LRScheduler | None,
+    ) -> None:
+        from bigbrain_fx.runtime import load_optimizer, optimizer_states
+
+        made = self._optimizer
+        if made is not None and not made.is_set_there:
+            made.take(lambda own: optimizer_states(state, own), self._parameters)
+            return
+        taken = nullcontext() if made is None else made.gets_state()
+        with taken, self._constants.module.freezing():
+            load_optimizer(self.module, optimizer, state, scaler, scheduler)
 
     def _commit(self, folder: Path) -> Path:
         """Write the state of all devices as a commit; it is taken between two steps."""
@@ -364,10 +389,12 @@ class DeviceSteps:
 
     def close(self) -> None:
         """Give the caller's module the weights after the last step, and the optimizer its state."""
+        from bigbrain_fx.runtime import ResumeError
+
         try:
             if not self._run.has_ended:
                 self._give_all()
-        except InputError as error:  # of plans whose optimizer's state no file has
+        except (InputError, ResumeError) as error:  # of plans whose optimizer's state no file has
             warn(f"WARNING: your optimizer does not have the state of the last step: {error}")
         self.refresh()
 
@@ -383,7 +410,9 @@ class DeviceSteps:
         self.refresh()
         with self._left(), self._constants.module.training():
             loop = make()
-        if self._optimizer is None or not self._optimizer.is_loaded:
+        made = self._optimizer
+        has_state = made is not None and (made.is_loaded or self._given_state == self.steps)
+        if made is None or made.is_set_there or not has_state:
             self._give_state(loop.optimizer, loop.scaler, loop.scheduler)
         loop.step_number = self.steps
         self.end()

@@ -145,10 +145,10 @@ class Trial:
         return True
 
     def run(self, batch: object) -> Numbers:
-        """Run the model on a batch; return its results and their gradients."""
+        """Run the model on a batch; return its results, their gradients, and its buffers."""
         taken, how = take_apart(batch), route(self.model, batch, self.loss is not None)
         plain = Plain(Step(self.model, self.loss, taken, how), self.model, self.autocast)
-        return plain.gradients(list(taken.sized(taken.rows).values()), 0)
+        return plain.left(list(taken.sized(taken.rows).values()), 0)
 
     def run_with(self, values: Mapping[Key, object]) -> Numbers:
         """Run the model on the example with other values there."""

@@ -152,7 +152,11 @@ if TYPE_CHECKING:
         restore_optimizer as restore_optimizer,
     )
     from .own_dice import has_generators as has_generators, left_alone as left_alone
-    from .plain import ResumeError as ResumeError, load_optimizer as load_optimizer
+    from .plain import (
+        ResumeError as ResumeError,
+        load_optimizer as load_optimizer,
+        optimizer_states as optimizer_states,
+    )
     from .plain_values import UnkeptError as UnkeptError, Values as Values
     from .planned_infer import InferenceDevice as InferenceDevice
     from .promises import MakingAgain as MakingAgain, again as again

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,7 @@ def load_optimizer(
         ResumeError: it is of another class, its parameters are not the model's, a loss scale has no
             scaler, or the scheduler is not new or another's.
     """
-    tensors: dict[str, Tensor] = {}
-    with safe_open(str(path), framework="pt") as file:
-        about = json.loads(file.metadata()["facts"])
-        for name in file.keys():  # noqa: SIM118  # it is no mapping
-            tensors[name] = file.get_tensor(name)
+    about, tensors = _read(path)
     _require_scaler(scaler, about.get("loss_scale"))
     found, names = about["optimizer"], _names(model, optimizer)
     kind = type(optimizer).__qualname__
@@ -72,15 +68,52 @@ def load_optimizer(
         _set_group(group, [names[id(p)] for p in group["params"]], found)
     optimizer.state.clear()
     parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
-    for name, entry in found["scalars"].items():
-        state = {key: _decoded(value) for key, value in entry.items()}
-        optimizer.state[parameters[name]] = state
-    for full, tensor in tensors.items():
-        _, key, name = full.split(":", 2)
-        where = torch.device("cpu") if full in found["on_cpu"] else parameters[name].device
-        optimizer.state[parameters[name]][key] = _laid(tensor, where, found["strides"].get(full))
+    for name, own in _states(found, tensors, parameters).items():
+        optimizer.state[parameters[name]] = own
     _set_scale(scaler, about.get("loss_scale"))
     return int(about["step"])
+
+
+def optimizer_states(
+    path: str | Path, parameters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Return the state of some parameters by their names; the others' are left out.
+
+    Args:
+        path: of the optimizer's file.
+        parameters: by name; their devices are where the state goes.
+
+    Raises:
+        ResumeError: it is the state of an optimizer inside another.
+    """
+    about, tensors = _read(path)
+    return _states(about["optimizer"], tensors, parameters)
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    tensors: dict[str, Tensor] = {}
+    with safe_open(str(path), framework="pt") as file:
+        about = json.loads(file.metadata()["facts"])
+        for name in file.keys():  # noqa: SIM118  # it is no mapping
+            tensors[name] = file.get_tensor(name)
+    return about, tensors
+
+
+def _states(
+    found: Mapping[str, Any], tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    _require_own_state((*tensors, *(key for own in found["scalars"].values() for key in own)))
+    states: dict[str, dict[str, Any]] = {}
+    for name, entry in found["scalars"].items():
+        if name in parameters:
+            states[name] = {key: _decoded(value) for key, value in entry.items()}
+    for full, tensor in tensors.items():
+        _, key, name = full.split(":", 2)
+        if name in parameters:
+            where = torch.device("cpu") if full in found["on_cpu"] else parameters[name].device
+            laid = _laid(tensor, where, found["strides"].get(full))
+            states.setdefault(name, {})[key] = laid
+    return states
 
 
 def _require_own_state(keys: Iterable[str]) -> None:

@@ -139,6 +139,22 @@ class Taught(Loop):
                 mean.lerp_(weight, 0.3)
 
 
+class Normed(Annealed):
+    """The momentum of a batch norm falls, as PointNet++ lets it: a buffer alone shows that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.model.add_module("a", nn.Sequential(self.model.a, self.norm))
+        self.optimizer = AdamW(self.model.parameters(), lr=0.05)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        return F.mse_loss(output, batch["y"])
+
+    def change(self, _step: int) -> None:
+        self.norm.momentum = 0.05
+
+
 class Measured(Taught):
     """A weight of a term is set before the module is read, and then written."""
 
@@ -166,7 +182,7 @@ class Branched(Annealed):
 
 
 @pytest.mark.gate("Measured")
-@pytest.mark.parametrize("kind", [Annealed, OfGlobal, OfModule, Taught, Unfrozen, Measured])
+@pytest.mark.parametrize("kind", [Annealed, OfGlobal, OfModule, Taught, Unfrozen, Normed, Measured])
 def test_changes_of_values_that_the_loss_reads_reach_the_devices(
     kind: Callable[[], Loop], tmp_path: Path
 ) -> None:

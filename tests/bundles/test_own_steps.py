@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
@@ -204,7 +205,7 @@ def test_a_scheduler_may_go_by_the_loss(tmp_path: Path) -> None:
     assert own.optimizer.param_groups[0]["lr"] == plain.optimizer.param_groups[0]["lr"] < 0.05
 
 
-def test_it_is_said_with_the_reason_and_strict_refuses(tmp_path: Path) -> None:
+def test_a_warning_has_the_reason_and_strict_refuses(tmp_path: Path) -> None:
     with pytest.warns(bb.SplitWarning, match=r"whole in this process.*BX0170d"):
         _, session = Loop().in_session(tmp_path)
     with refused("BX3199", bb.InputError):
@@ -326,3 +327,90 @@ def test_a_batch_by_which_another_branch_is_taken_goes_on_in_this_process(tmp_pa
     losses, session = own.in_session(tmp_path)
     assert isinstance(session._steps, OwnSteps)
     assert losses == pytest.approx(want, abs=1e-6)
+
+
+def hook_of_parameter(loop: Loop) -> None:
+    loop.model.get_parameter("a.weight").register_hook(lambda gradient: gradient * 0.1)
+
+
+def hook_of_gradient(loop: Loop) -> None:
+    def halve(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    loop.model.get_parameter("a.weight").register_post_accumulate_grad_hook(halve)
+
+
+def hook_of_optimizer(loop: Loop) -> None:
+    def halve(optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None if parameter.grad is None else parameter.grad * 0.5
+
+    loop.optimizer.register_step_pre_hook(halve)
+
+
+def new_head(loop: Loop) -> None:
+    torch.manual_seed(7)
+    loop.model.b = nn.Linear(8, 1)
+    loop.optimizer.add_param_group({"params": [*loop.model.b.parameters()]})
+
+
+def new_weight(loop: Loop) -> None:
+    weight = loop.model.get_parameter("b.weight")
+    loop.model.get_submodule("b").weight = nn.Parameter(weight.detach().clone() / 2)
+
+
+def fewer_parameters(loop: Loop) -> None:
+    group = loop.optimizer.param_groups[0]
+    group["params"] = group["params"][:2]
+
+
+def pruned(loop: Loop) -> None:
+    prune.l1_unstructured(loop.model.get_submodule("a"), "weight", 0.5)
+
+
+def wrapped(loop: Loop) -> None:
+    loop.model.a = nn.Sequential(loop.model.get_submodule("a"))
+
+
+def another_class(loop: Loop) -> None:
+    class Halved(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / 2
+
+    loop.model.__class__ = Halved
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        hook_of_parameter,
+        hook_of_gradient,
+        hook_of_optimizer,
+        new_head,
+        new_weight,
+        fewer_parameters,
+        pruned,
+        wrapped,
+        another_class,
+    ],
+    ids=lambda change: change.__name__,
+)
+@pytest.mark.gate("new_head")
+def test_a_loop_may_change_hooks_parts_and_parameters(
+    change: Callable[[Loop], None], tmp_path: Path
+) -> None:
+    """The devices' weights and moments go along, by the tensors that they were of."""
+
+    def changing(loop: Loop) -> None:
+        loop.change = lambda _model, step: change(loop) if step == 2 else None
+
+    plain, own = Loop(Plain), Loop(Plain)
+    changing(plain)
+    changing(own)
+    want = plain.plain()
+    losses, _ = own.in_session(tmp_path)
+    assert losses == pytest.approx(want, abs=1e-6)
+    for one, other in zip(plain.numbers(), own.numbers(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OF_OPTIMIZER = "optimizer."  # as in runtime/feeding.py
 _NO_OPTIONS = ("params", "param_names", "initial_lr")
 _Options: TypeAlias = list[dict[str, Any]]
+Named: TypeAlias = Mapping[str, "Tensor"]
 _State: TypeAlias = defaultdict[Any, Any]
 _Marks: TypeAlias = dict[tuple[Any, str], tuple[Any, int]]
 Unread: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -43,22 +44,24 @@ class CallersOptimizer:
 
     def __init__(self, optimizer: Optimizer, *, is_set_there: bool) -> None:
         self.optimizer, self.is_set_there = optimizer, is_set_there
+        self._handles: list[RemovableHandle] = []
         vars(optimizer)["_opt_called"] = True  # the devices' own step: a scheduler asks for one
         rates = [
             {"lr": g["initial_lr"]} if "initial_lr" in g else {} for g in optimizer.param_groups
         ]
         pairs = zip(self._now(), rates, strict=True)
         self._first = [{**options, **rate} for options, rate in pairs]  # as the devices have them
+        self._fixed = self._parts()  # likewise
         self._state = optimizer.state  # as the caller had it, or got it from the devices
         self._marks: _Marks | None = None  # of that, where the loop has read it
         self._is_within = False  # this class reads or writes it
         self._moved: set[str] = set()  # options that were others at some time
         self._stepped = 0  # batches at the last call of `step`
-        self._handles: list[RemovableHandle] = []
 
     def begin_again(self) -> None:
         """Take the options and the state of now for those that the devices begin with."""
-        self._first, self._state, self._marks = self._now(), self.optimizer.state, None
+        self._first, self._fixed = self._now(), self._parts()
+        self._state, self._marks = self.optimizer.state, None
 
     @property
     def has_state(self) -> bool:
@@ -88,6 +91,20 @@ class CallersOptimizer:
             if not self.is_set_there:
                 group.clear()
                 group.update(options)
+
+    def take(self, states: Callable[[Named], Mapping[str, Any]], parameters: Named) -> None:
+        """Get the state of the parameters that it steps; others may be among its own.
+
+        Args:
+            states: returns the state of parameters by their names.
+            parameters: of the model that devices train.
+        """
+        stepped = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        own = {name: p for name, p in parameters.items() if id(p) in stepped}
+        found = states(own)
+        with self.gets_state():
+            self.optimizer.state.clear()
+            self.optimizer.state.update({own[name]: state for name, state in found.items()})
 
     def enter(self, unread: Unread, steps: Callable[[], int], give: Callable[[], None]) -> None:
         """Answer what a loop calls, until `leave`.
@@ -185,6 +202,8 @@ class CallersOptimizer:
                 help="load it before the session begins",
             )
         now = self._now()
+        if self._fixed != self._parts():
+            raise _other_groups()
         if now != self._first:
             self._note(now)
         return {
@@ -196,11 +215,7 @@ class CallersOptimizer:
         if len(now) != len(self._first) or any(
             one.keys() != other.keys() for one, other in zip(now, self._first, strict=True)
         ):
-            raise InputError(
-                "the optimizer has other groups than when the devices made theirs",
-                code="BX3190",
-                help="give it all its groups before, those that train later with lr=0.0",
-            )
+            raise _other_groups()
         pairs = zip(now, self._first, strict=True)
         moved = {name for one, other in pairs for name in one if one[name] != other[name]}
         for name in sorted(moved - self._moved):
@@ -222,6 +237,16 @@ class CallersOptimizer:
                 code="BX3192",
                 help="set it before the session begins",
             )
+
+    def _parts(self) -> list[list[int]]:
+        """Return what devices made alike once: the parameters of each group, and hooks."""
+        made, own = self.optimizer, {handle.id for handle in self._handles}
+        hooks = [
+            [number for number in held if number not in own]
+            for name, held in sorted(vars(made).items())
+            if name.startswith("_optimizer_step_") and isinstance(held, dict)
+        ]
+        return [*([id(p) for p in group["params"]] for group in made.param_groups), *hooks]
 
     def _now(self) -> _Options:
         return [_options(group) for group in self.optimizer.param_groups]
@@ -286,6 +311,14 @@ def _are_alike(one: _Marks, other: _Marks) -> bool:
     pairs = [(one[key], other[key]) for key in one if key in other]
     return len(pairs) == len(one) == len(other) and all(
         a is b and before == after for (a, before), (b, after) in pairs
+    )
+
+
+def _other_groups() -> InputError:
+    return InputError(
+        "the optimizer has other groups, or hooks, than when the devices made theirs",
+        code="BX3190",
+        help="give it all its groups before, those that train later with lr=0.0",
     )
 
 

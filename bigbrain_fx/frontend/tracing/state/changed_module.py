@@ -24,6 +24,7 @@ from bigbrain_fx.frontend.tracing.state.read_names import read_names
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 TRIED = 16  # changes of a value that are tried, each by two plain steps
 
 
@@ -109,13 +110,22 @@ class Copied:
         return self.accepted[2]
 
     def _forms(self) -> dict[str, object]:
-        """Return types and shapes of tensors; modes of the parts, while the module is to train."""
+        """Return what a trace has once: types, shapes and hooks of tensors, classes of the parts.
+
+        And their modes, while the module is to train.
+        """
         found: dict[str, object] = {
             name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
             for name, tensor in self.tensors().items()
         }
-        parts = self.model.named_modules() if self.model.training else ()
-        return found | {f"{path}.training".lstrip("."): part.training for path, part in parts}
+        for name, parameter in self.model.named_parameters():
+            hooks = (getattr(parameter, kind, None) or {} for kind in _HOOKS)
+            found[f"{name}.hooks"] = sum(map(len, hooks))
+        for path, part in self.model.named_modules():
+            found[f"{path}.__class__".lstrip(".")] = type(part)
+            if self.model.training:
+                found[f"{path}.training".lstrip(".")] = part.training
+        return found
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -222,11 +232,6 @@ class Copied:
             return []
         return [n for n, t in found.items() if n in self.weights and self.weights[n] != _mark(t)]
 
-    @property
-    def is_written(self) -> bool:
-        """Whether the owner has changed numbers of the module itself."""
-        return bool({*self.written()}.difference(*self.sent.values()))
-
     def tensors(self) -> dict[str, Tensor]:
         """Return what devices can get anew, by its name in the graph."""
         own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -290,8 +295,8 @@ def _is_within(name: str, now: Attributes) -> bool:
 def _numbers(
     model: nn.Module, example: object, loss: Loss | None, autocast: str | None
 ) -> Callable[[], Numbers]:
-    """Return a function that computes the example's results and gradients."""
+    """Return a function that computes the example's results, gradients and buffers."""
     taken = take_apart(example)
     step = Step(model, loss, taken, route(model, example, loss is not None))
     plain = Plain(step, model, autocast)
-    return lambda: plain.gradients(list(taken.sized(taken.rows).values()), 0)
+    return lambda: plain.left(list(taken.sized(taken.rows).values()), 0)

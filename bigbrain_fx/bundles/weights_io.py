@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbrain_fx.bundles.dcp_import import dcp_tensors, is_dcp
 from bigbrain_fx.emit import cut_weights, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, plain_params, read_plan, require_float, require_no_groups
@@ -19,12 +20,9 @@ from bigbrain_fx.weights import (
     FromCheckpoint,
     Joined,
     Stored,
-    is_distributed,
     match,
-    model_tensors,
     part_name,
     read_checkpoint,
-    read_distributed,
     replace_folder,
     require_one_save,
     rewrite_index,
@@ -98,11 +96,11 @@ def load_weights(
     folder = Path(bundle).resolve()
     plan = read_plan(folder)
     require_float(plan, "load")
-    given = _given(plan, checkpoint, by_reference)
     if by_reference:
         require_no_groups(plan, "--by-reference", "leave it out: parts of tensors are written")
     with (
         scratch_folder(folder / "weights") as scratch,
+        _given(plan, checkpoint, folder, by_reference=by_reference) as given,
         _wholes(plan, stored_tensors(folder / "weights"), folder) as held,
         _wholes(plan, given.tensors, folder) as told,
     ):
@@ -117,9 +115,14 @@ def load_weights(
     return fit.notes
 
 
-def _given(plan: Plan, checkpoint: str | Path, by_reference: bool) -> Checkpoint:
-    if not is_distributed(checkpoint):
-        return read_checkpoint(checkpoint)
+@contextmanager
+def _given(
+    plan: Plan, checkpoint: str | Path, beside: Path, *, by_reference: bool
+) -> Iterator[Checkpoint]:
+    """Yield a checkpoint; chunks of one are put together in a file, while it is needed."""
+    if not is_dcp(checkpoint):
+        yield read_checkpoint(checkpoint)
+        return
     if by_reference:
         raise InputError(
             "--by-reference: a checkpoint of torch.distributed.checkpoint holds chunks of tensors",
@@ -127,9 +130,11 @@ def _given(plan: Plan, checkpoint: str | Path, by_reference: bool) -> Checkpoint
             at=str(checkpoint),
             help="leave it out: their numbers are put together and copied",
         )
-    found = read_distributed(checkpoint)
-    names = [p.name for p in plan.graph.params if p.kind != "constant"]
-    return Checkpoint(found.path, model_tensors(found, names))
+    names = {p.name: p.canonical for p in plan.graph.params if p.kind != "constant"}
+    with scratch_folder(beside / "dcp") as scratch:
+        file = scratch / "dcp.safetensors"
+        found = dcp_tensors(Path(checkpoint), names, file, weights_alone=True)
+        yield Checkpoint(Path(checkpoint).resolve(), found.model)
 
 
 @contextmanager

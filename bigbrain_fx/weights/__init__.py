@@ -9,11 +9,6 @@ from bigbrain_fx.weights.checkpoint import (
     read_checkpoint as read_checkpoint,
     require_one_save as require_one_save,
 )
-from bigbrain_fx.weights.distributed import (
-    SpreadTensor as SpreadTensor,
-    is_distributed as is_distributed,
-    read_distributed as read_distributed,
-)
 from bigbrain_fx.weights.folder import (
     FromCheckpoint as FromCheckpoint,
     note_trained as note_trained,
@@ -25,18 +20,17 @@ from bigbrain_fx.weights.folder import (
     write_index as write_index,
 )
 from bigbrain_fx.weights.join import Joined as Joined, state as state, write_joined as write_joined
-from bigbrain_fx.weights.match import Matched as Matched, match as match
+from bigbrain_fx.weights.match import (
+    Matched as Matched,
+    match as match,
+    names_in as names_in,
+)
 from bigbrain_fx.weights.modes import (
     as_umask_says as as_umask_says,
     new_folder as new_folder,
     replace_file as replace_file,
     replace_folder as replace_folder,
     scratch_folder as scratch_folder,
-)
-from bigbrain_fx.weights.nested import (
-    finished_steps as finished_steps,
-    model_tensors as model_tensors,
-    optimizer_keys as optimizer_keys,
 )
 from bigbrain_fx.weights.scratch import Scratch as Scratch, is_scratch as is_scratch
 from bigbrain_fx.weights.slices import (
@@ -56,4 +50,5 @@ from bigbrain_fx.weights.write import (
     Copy as Copy,
     tensors_apart as tensors_apart,
     write_file as write_file,
+    write_tensors as write_tensors,
 )

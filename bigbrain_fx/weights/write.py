@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from bigbrain_fx.weights.distributed import SpreadTensor
 from bigbrain_fx.weights.stored import CODES, DTYPES, Stored, size_of
 
 if TYPE_CHECKING:
@@ -90,9 +89,6 @@ def pieces_of(source: Stored, piece: int = PIECE) -> Iterator[bytes]:
     Raises:
         OSError: the file is gone, or ends too early.
     """
-    if isinstance(source, SpreadTensor):
-        yield from source.pieces()
-        return
     left = source.size
     with source.file.open("rb") as file:
         file.seek(source.start)

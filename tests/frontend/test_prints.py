@@ -185,6 +185,7 @@ MODULES = {
     "bigbrain_fx.frontend.child": (),
     "bigbrain_fx.measure.ops.child": (),
     "bigbrain_fx.bundles.dcp_export.child": (),
+    "bigbrain_fx.bundles.dcp_import.child": (),
     "bigbrain_fx.bundles.resplitting.child": (),
     "bigbrain_fx.bundles.onnx_export.child": ("onnx",),
 }

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.dcp_import import dcp_tensors
 from bigbrain_fx.bundles.resplitting.named import Named, facts_of_plan, places_of
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, require_float
@@ -16,11 +17,7 @@ from bigbrain_fx.weights import (
     Checkpoint,
     Copy,
     Stored,
-    finished_steps,
     match,
-    model_tensors,
-    optimizer_keys,
-    read_distributed,
     stored_tensors,
     whole_tensors,
     write_file,
@@ -41,25 +38,24 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
             the optimizer's state, the number of steps, or the first rates of a schedule.
     """
     require_float(plan, "--from-dcp")
-    found, params = read_distributed(folder), plan.graph.params
+    params = plan.graph.params
     names = {p.name: p.canonical for p in params if p.kind != "constant"}
-    model = model_tensors(found, names)
-    optimizer = optimizer_keys(found, names)
-    _require_first_rates(plan, optimizer.facts, found.path)
-    step = finished_steps(found, optimizer, names)
-    fit = match(params, Checkpoint(found.path, model))
-    _require_types(plan, fit.sources, found.path)
+    found = dcp_tensors(folder, names, image.with_name("dcp.safetensors"))
+    _require_first_rates(plan, found.facts, folder)
+    fit = match(params, Checkpoint(folder.resolve(), found.model))
+    _require_types(plan, fit.sources, folder)
     held = {_full(plan, name): fit.sources[name] for name in fit.sources}
     shapes = {p.name: [int(n) for n in p.spec.shape] for p in params}
     apart = image.with_name("weights.safetensors")  # parts of a tensor group's ranks, if any
     unsaved = whole_tensors(stored_tensors(bundle / "weights"), plan.sharded.shards, shapes, apart)
     held |= {f"buffer:{p.canonical}": unsaved[p.name] for p in params if p.kind == "constant"}
-    held |= {f"optimizer:{kind}:{name}": t for (kind, name), t in optimizer.tensors.items()}
+    held |= {f"optimizer:{kind}:{name}": t for (kind, name), t in found.optimizer.items()}
     copies = [Copy(name, tensor.dtype, tensor) for name, tensor in held.items()]
     told = "cannot put the checkpoint's tensors together"
     with os_error_as(told, code="BX3093", at=image, help="free some space, or give another --out"):
         write_file(image, copies)
-    return Named(step, {"dcp": image}, places_of(image, step), facts_of_plan(plan), optimizer.facts)
+    places = places_of(image, found.step)
+    return Named(found.step, {"dcp": image}, places, facts_of_plan(plan), found.facts)
 
 
 def _require_first_rates(plan: Plan, facts: Mapping[str, Any], where: Path) -> None:

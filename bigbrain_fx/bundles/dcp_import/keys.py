@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bigbrain_fx.bundles.dcp_import.reading import DistributedCheckpoint, SpreadTensor
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.weights.distributed import DistributedCheckpoint, SpreadTensor
-from bigbrain_fx.weights.match import names_in
+from bigbrain_fx.weights import names_in
 
 _HELP = (
     'save {"model": m, "optimizer": o, "step": N} with m, o = '
@@ -148,10 +148,10 @@ def _value(found: DistributedCheckpoint, key: str) -> Any:  # noqa: ANN401  # JS
     tensor = found.tensors.get(key)
     if tensor is None:
         return _encoded(found.value(key), key, found)
-    number = tensor.scalar()
-    if number is None:
+    if tensor.shape:
         raise _no_data(key, f"a {tensor.dtype} of shape {tensor.shape}", found)
-    return {"tensor": _encoded(number, key, found), "dtype": tensor.dtype}
+    number = tensor.whole().item()
+    return {"tensor": _encoded(number, key, found), "dtype": tensor.dtype_name}
 
 
 def _encoded(value: object, key: str, found: DistributedCheckpoint) -> Any:  # noqa: ANN401  # JSON

@@ -32,10 +32,6 @@ Kind: TypeAlias = Literal["partitioner", "estimator"]
 
 _OURS = "bigbrain-fx"
 _DEFAULT_ESTIMATOR = "analytical"
-_MOVED = {
-    **dict.fromkeys(("units", "orders", "tensors", "plugins"), "planning"),
-    **dict.fromkeys(("profiles", "cost_model"), "costs"),
-}
 
 
 def partitioner(given: Given, **options: object) -> Partitioner:
@@ -264,21 +260,19 @@ def _class(kind: Kind, name: str) -> Callable[..., object]:
             f"the {kind} '{name}' cannot be loaded: {type(error).__name__}: {error}",
             code="BX1111",
             at=f"{point.value}, package '{_package(point)}'",
-            help=_moved(error) or "mend or uninstall the package",
+            help=_in_a_wheel(error) or "mend or uninstall the package",
         ) from error
     if not callable(found):
         raise _not_a_plugin(kind, name, "a class")
     return found
 
 
-def _moved(error: Exception) -> str | None:
-    """Name the place of a module that a package still imports by the name of an older version."""
-    gone = str(error.name).removeprefix("bigbrain_fx.") if isinstance(error, ImportError) else ""
-    if gone in ("partitioners", "estimators"):
-        return f"a wheel has {gone} as bigbrain_fx.{gone}: import from there"
-    if gone not in _MOVED:
-        return None
-    return f"since 0.1.0 bigbrain_fx.{gone} is bigbrain_fx.{_MOVED[gone]}: import from there"
+def _in_a_wheel(error: Exception) -> str | None:
+    """Name the place of ours that a package imports by the name that a checkout has for it."""
+    name = error.name if isinstance(error, ImportError) else None
+    if name in ("partitioners", "estimators"):
+        return f"a wheel has {name} as bigbrain_fx.{name}: import from there"
+    return None
 
 
 def _make(kind: Kind, name: str, options: Mapping[str, Any]) -> object:

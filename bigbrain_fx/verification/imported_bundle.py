@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,7 +96,7 @@ def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[s
 
     def micro_batches(step: int) -> list[Mapping[str, Tensor]]:
         made.advance(step)
-        sizes = getattr(made, "sizes", ()) or (1,) * plan.micro_batches  # of an older bundle
+        sizes = getattr(made, "sizes", ()) or (1,) * plan.micro_batches  # a lean one has none
         counted = [m for m, rows in enumerate(sizes) if rows]
         return [_inputs_of(made, m) for m in counted]
 
@@ -108,24 +107,24 @@ def _inputs_of(stream: Stream, micro: int) -> Mapping[str, Tensor]:
     """Return a micro-batch's inputs, and the count by which it weighs where the bundle counts."""
     found = {name: stream.get(name, micro).clone() for name in stream.inputs}
     splitting = getattr(stream, "splitting", None)  # a bundle has one only where it says something
-    if getattr(splitting, "weigh", None) is not None:  # an older bundle's has none
+    if splitting is not None and splitting.weigh is not None:
         found[ROW_COUNTS] = torch.tensor([stream.weights[micro]], dtype=torch.float64)
     return found
 
 
 def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
-    kind = _stream_type()
-    b = bundle.BUNDLE
-    about = b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu")
-    own = getattr(b, "splitting", None)
-    stream: Stream
-    if own is not None and hasattr(own, "stream"):
-        stream = own.stream(kind, *about, b.specs)
-    elif own is not None:  # of a bundle of 0.2.0
-        stream = kind(*about, splitting=own, specs=b.specs)
-    else:  # an older bundle has no specs
-        stream = kind(*about, **({"specs": b.specs} if hasattr(b, "specs") else {}))
-    return stream
+    b, kind = bundle.BUNDLE, _stream_type()
+    about = (
+        b.batches,
+        plan.seed,
+        b.inputs,
+        b.whole,
+        plan.micro_batches,
+        torch.device("cpu"),
+        b.specs,
+    )
+    made: Stream = kind(*about) if b.splitting is None else b.splitting.stream(kind, *about)
+    return made
 
 
 def _stream_type() -> Any:  # noqa: ANN401  # a class of the bundle's own
@@ -153,12 +152,10 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
         losses[step] = torch.tensor(loss, dtype=torch.float64)
 
     runtime = importlib.import_module("runtime.train")
-    known = inspect.signature(runtime.run_in_process).parameters  # a bundle may be older
-    policy = {"on_nan": "ignore"} if "on_nan" in known else {}
     with Scratch("store") as store:  # the planned ones may be on other machines
         offloads = any(getattr(device, "offload", ()) for device in bundle.BUNDLE.devices)
         told = replace(bundle.BUNDLE, store=store) if offloads else bundle.BUNDLE
-        devices = runtime.run_in_process(told, steps, seed, report, after_step, **policy)
+        devices = runtime.run_in_process(told, steps, seed, report, after_step, on_nan="ignore")
     trace.losses.extend(losses[step] for step in sorted(losses))
     for device in devices.values():
         trace.take(trace.tensors, device.state())

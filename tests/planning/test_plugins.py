@@ -187,19 +187,6 @@ def test_no_torch_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)
 
 
-def test_a_module_that_has_moved_is_named(
-    foreign: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "written_for_0_1_0.py").write_text("from bigbrain_fx.units import units\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    foreign["old"] = "written_for_0_1_0:Old"
-    with pytest.raises(InputError, match=r"No module named 'bigbrain_fx.units'") as caught:
-        plugins.partitioner("old")
-    assert caught.value.help == (
-        "since 0.1.0 bigbrain_fx.units is bigbrain_fx.planning: import from there"
-    )
-
-
 def test_a_package_that_imports_ours_by_the_name_of_a_checkout_is_told_the_other(
     foreign: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

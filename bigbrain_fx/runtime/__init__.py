@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         is_number as is_number,
         is_plain as is_plain,
         said as said,
+        walk as walk,
     )
     from .example_data import example_batches as example_batches
     from .fixed_entries import APART as APART, overlap as overlap

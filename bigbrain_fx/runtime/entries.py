@@ -5,7 +5,7 @@ This file knows nests of dicts, tuples and lists; it splits none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +31,15 @@ def pick(batch: object, key: Key, step: int) -> object:
                 f"step {step}: the batch has no entry {where!r}", code="BX5043"
             ) from error
     return found
+
+
+def walk(nest: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Yield the leaves of a nest, each with its path."""
+    if isinstance(nest, Mapping | tuple | list):
+        for name, item in nest.items() if isinstance(nest, Mapping) else enumerate(nest):
+            yield from walk(item, (*key, name))
+    else:
+        yield key, nest
 
 
 def require_plain(inputs: Mapping[str, Key], batch: object, step: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from .entries import pick, said
+from .entries import pick, said, walk
 from .stream import BatchError, Key
 
 _MOST = 2**24  # bytes: of larger entries of one memory it is not looked at which places they share
@@ -52,19 +52,10 @@ def _require_order(found: Mapping[object, object], want: object, key: Key, step:
 
 
 def _require_apart(found: Tensor, batch: object, key: Key, step: int) -> None:
-    for place, other in _tensors(batch, ()):
-        if place != key and overlap(found, other):
+    for place, other in walk(batch):
+        if isinstance(other, Tensor) and place != key and overlap(found, other):
             name, shared = (".".join(map(str, each)) for each in (key, place))
             raise BatchError(_SHARED.format(step=step, name=name, shared=shared), code="BX5042")
-
-
-def _tensors(batch: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Tensor]]:
-    if isinstance(batch, Tensor):
-        yield key, batch
-    elif isinstance(batch, Mapping | tuple | list):
-        pairs = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
-        for name, value in pairs:
-            yield from _tensors(value, (*key, name))
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:

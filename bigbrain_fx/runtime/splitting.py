@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .checksum import checksum
 from .data import Stream
-from .entries import pick, require_plain, said
+from .entries import pick, require_plain, said, walk
 from .fixed_entries import require_fixed
 from .stream import BatchError, Spec
 
@@ -52,7 +52,7 @@ def parts_of(micro: Micro, batch: object, count: int, step: int) -> list[Any]:
             f"{_RETURN}",
             code="BX5197",
         )
-    _require_alike([dict(_entries(part, ())) for part in found], step)
+    _require_alike([dict(_entries(part)) for part in found], step)
     return list(found)
 
 
@@ -76,14 +76,10 @@ def _require_alike(parts: list[dict[tuple[object, ...], str]], step: int) -> Non
             )
 
 
-def _entries(value: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], str]]:
+def _entries(part: object) -> Iterator[tuple[tuple[object, ...], str]]:
     """Yield what is where in a batch: type and shape of tensors, of all else the type."""
-    if isinstance(value, Mapping | tuple | list):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for name, item in pairs:
-            yield from _entries(item, (*key, name))
-    else:
-        yield key, said(value) if isinstance(value, Tensor) else type(value).__name__
+    for key, leaf in walk(part):
+        yield key, said(leaf) if isinstance(leaf, Tensor) else type(leaf).__name__
 
 
 Lengths = Sequence[tuple[int, str]]  # of a tensor, its rows first: dimensions and names

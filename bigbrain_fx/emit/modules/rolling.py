@@ -9,11 +9,11 @@ or made by the turn before (carried). The module finds items that repeat; it doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bigbrain_fx.core import Arg, Op, ParamRef, Ref
+from bigbrain_fx.core import Arg, Op, ParamRef, Ref, leaves
 from bigbrain_fx.emit.ops.items import Item, LayerCall, gives_of, params_of, takes_of
 
 MAX_TURN = 24  # items in one turn
@@ -215,16 +215,12 @@ def _plain(path: str) -> str:
 def _reads(item: Item) -> list[str]:
     """Return the values that an item reads, once for each place."""
     if isinstance(item, Op):
-        return list(_refs((*item.args, *(value for _, value in item.kwargs))))
+        return [
+            arg.value
+            for arg in leaves((*item.args, *(value for _, value in item.kwargs)))
+            if isinstance(arg, Ref)
+        ]
     return list(item.takes)
-
-
-def _refs(arg: Arg) -> Iterator[str]:
-    if isinstance(arg, Ref):
-        yield arg.value
-    elif isinstance(arg, tuple):
-        for part in arg:
-            yield from _refs(part)
 
 
 def _paths(item: Item) -> list[str]:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from bigbrain_fx.core import CallArguments, Graph
 from bigbrain_fx.frontend.translation import rules
+from bigbrain_fx.frontend.translation.batch import tensors_in
 from bigbrain_fx.frontend.translation.nodes import VALUE
 from bigbrain_fx.frontend.translation.sources import statements
 
@@ -110,21 +111,10 @@ def _noter(given: NotedArguments, path: str, signature: inspect.Signature):  # t
 def _result_noter(given: NotedArguments, path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a hook
     def note(_module: nn.Module, _args: object, output: object) -> None:
         if get_proxy_mode() is not None:
-            nodes = [_node(tensor) for tensor in _tensors(output)]
+            nodes = [_node(tensor) for tensor in tensors_in(output)]
             given.results[path, given.calls[path] - 1] = nodes
 
     return note
-
-
-def _tensors(output: object) -> Iterator[Tensor]:
-    """Yield the tensors of an output in order: through tuples, lists and mappings."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from _tensors(list(output.values()))
-    elif isinstance(output, tuple | list):
-        for item in output:
-            yield from _tensors(item)
 
 
 def _values(

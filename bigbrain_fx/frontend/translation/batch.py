@@ -9,8 +9,9 @@ import itertools
 import keyword
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from bigbrain_fx.frontend.translation.batch_dims import (
     dims_of,
     offsets_of,
 )
-from bigbrain_fx.runtime import is_number
+from bigbrain_fx.runtime import is_number, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def take_apart(
     Raises:
         InputError: it holds no tensor with a dimension 0; or `dims` does not fit it.
     """
-    found = [(key, value) for key, value in walk(batch, ()) if isinstance(value, Tensor)]
+    found = [(key, value) for key, value in walk(batch) if isinstance(value, Tensor)]
     with about_code():  # a step that runs whole takes any batch
         _require_strided(found)
         _require_plain_keys([key for key, _ in found])
@@ -209,7 +210,7 @@ def take_apart(
         for n in (offsets.get(e.key, 0),)
     )
     slots = {entry.key: Slot(entry.name, entry.dim) for entry in entries}
-    return Batch(_template(batch, (), slots), entries, rows)
+    return Batch(mapped(batch, lambda _, key: slots[key]), entries, rows)
 
 
 def _of_items(found: Sequence[tuple[Key, Tensor]]) -> Iterator[Key]:
@@ -322,14 +323,20 @@ def fill(template: object, tensors: Mapping[str, Tensor]) -> object:
     return template
 
 
-def _template(value: object, key: Key, slots: Mapping[Key, Slot]) -> object:
-    if isinstance(value, Tensor):
-        return slots[key]
-    if isinstance(value, Mapping):
-        return {k: _template(v, (*key, k), slots) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return _like(value, [_template(v, (*key, i), slots) for i, v in enumerate(value)])
-    return value
+def mapped(nest: Any, change: Callable[[Tensor, Key], object], key: Key = ()) -> Any:  # noqa: ANN401
+    """Return a nest like this one with every tensor changed, which may go by its path."""
+    if isinstance(nest, Tensor):
+        return change(nest, key)
+    if isinstance(nest, Mapping):
+        return {k: mapped(value, change, (*key, k)) for k, value in nest.items()}
+    if isinstance(nest, tuple | list):
+        return _like(nest, [mapped(value, change, (*key, i)) for i, value in enumerate(nest)])
+    return nest
+
+
+def tensors_in(nest: object) -> Iterator[Tensor]:
+    """Yield the tensors of a nest in order."""
+    return (leaf for _, leaf in walk(nest) if isinstance(leaf, Tensor))
 
 
 def _like(original: tuple[object, ...] | list[object], values: list[object]) -> object:
@@ -337,18 +344,6 @@ def _like(original: tuple[object, ...] | list[object], values: list[object]) -> 
         return values
     make = getattr(type(original), "_make", tuple)  # a named tuple keeps its fields
     return make(values)
-
-
-def walk(value: object, key: Key) -> Iterator[tuple[Key, object]]:
-    """Yield the leaves of a nest, each with its path."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from walk(item, (*key, name))
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from walk(item, (*key, index))
-    else:
-        yield key, value
 
 
 def _named(keys: list[Key], names: Mapping[Key, str], used: set[str]) -> dict[Key, str]:
@@ -385,13 +380,7 @@ def _said(batch: object) -> str:
 
 def to_meta(batch: object) -> object:
     """Return the batch with every tensor on the meta device: shapes without data."""
-    if isinstance(batch, Tensor):
-        return batch.to("meta") if batch.device.type != "meta" else batch
-    if isinstance(batch, Mapping):
-        return {key: to_meta(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return _like(batch, [to_meta(value) for value in batch])
-    return batch
+    return mapped(batch, lambda tensor, _: tensor.to("meta"))
 
 
 def named_tensors(value: object, name: str = "") -> list[tuple[str, torch.Tensor]]:

@@ -9,11 +9,13 @@ no graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from bigbrain_fx.frontend.translation.batch import tensors_in
 
 VALUES = frozenset(
     (
@@ -68,14 +70,14 @@ class TensorReads(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        given = list(_tensors((args, kwargs or {})))
+        given = list(tensors_in((args, kwargs or {})))
         self.seen.update(map(id, given))
         sized = any(id(tensor) in self._sized for tensor in given)
         self.asks |= func in VALUES or (sized and func in _SIZES)
         self.freezes |= func in _FREEZING and isinstance(args[0], nn.Parameter)
         found = func(*args, **(kwargs or {}))
         if sized or _is_sized_by_data(func, args):
-            self._sized.update((id(tensor), tensor) for tensor in _tensors(found))
+            self._sized.update((id(tensor), tensor) for tensor in tensors_in(found))
         return found
 
     def numbers(self, given: Sequence[Tensor], apart_from: Sequence[Tensor] = ()) -> set[int]:
@@ -90,16 +92,5 @@ class TensorReads(TorchFunctionMode):
 
 def _is_sized_by_data(func: Callable[..., object], args: tuple[object, ...]) -> bool:
     if func is Tensor.__getitem__:
-        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(args[1:]))
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1:]))
     return func in _SIZED_BY_DATA or (func is torch.where and len(args) == 1)
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)

@@ -20,11 +20,11 @@ from bigbrain_fx.frontend.tracing.opaque.rules import asks_within
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 from bigbrain_fx.frontend.tracing.state.python_rng import rolls
 from bigbrain_fx.frontend.tracing.step import Loss, Route
-from bigbrain_fx.frontend.translation.batch import walk
 from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, replaced
 from bigbrain_fx.frontend.translation.opaque import Dice
+from bigbrain_fx.runtime import walk
 
 VARIES = None, "what only it reads has another shape in each batch"
 """Why a loss is opaque that could be traced: its place, which is none, and the sentence."""
@@ -37,7 +37,7 @@ SAID_OF_VARYING = (
 def of_loss_alone(batch: object, how: Route) -> tuple[Key, ...]:
     """Return the keys of the tensors of a batch that do not reach forward."""
     return tuple(
-        key for key, value in walk(batch, ()) if isinstance(value, Tensor) and not how.reaches(key)
+        key for key, value in walk(batch) if isinstance(value, Tensor) and not how.reaches(key)
     )
 
 

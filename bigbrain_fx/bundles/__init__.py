@@ -28,13 +28,11 @@ if TYPE_CHECKING:
         with_tried_rules as with_tried_rules,
     )
     from bigbrain_fx.bundles.found_model import (
-        IN_MEMORY as IN_MEMORY,
         FoundModel as FoundModel,
         Loss as Loss,
         Recipe as Recipe,
     )
     from bigbrain_fx.bundles.going_on import (
-        TrainingState as TrainingState,
         export_commit as export_commit,
         export_training as export_training,
         list_commits as list_commits,
@@ -89,11 +87,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
     from bigbrain_fx.bundles.sessions import Session as Session
     from bigbrain_fx.bundles.validating import Validation as Validation, validations as validations
-    from bigbrain_fx.bundles.verifying import (
-        Check as Check,
-        Verification as Verification,
-        verify as verify,
-    )
+    from bigbrain_fx.bundles.verifying import Verification as Verification, verify as verify
     from bigbrain_fx.bundles.weights_io import (
         export_weights as export_weights,
         load_weights as load_weights,

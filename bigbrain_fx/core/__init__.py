@@ -101,7 +101,6 @@ from bigbrain_fx.core.sizes import (
     Dim as Dim,
     dense_strides as dense_strides,
     factor as factor,
-    is_length as is_length,
     length_name as length_name,
     longest as longest,
     memory_order as memory_order,
@@ -118,10 +117,7 @@ from bigbrain_fx.core.stages import (
     Stages as Stages,
     Statistics as Statistics,
 )
-from bigbrain_fx.core.tensor_spec import (
-    TensorSpec as TensorSpec,
-    memory_format as memory_format,
-)
+from bigbrain_fx.core.tensor_spec import TensorSpec as TensorSpec, memory_format as memory_format
 from bigbrain_fx.core.timing import Stopwatch as Stopwatch, Timing as Timing
 from bigbrain_fx.core.version import VERSION as VERSION
 from bigbrain_fx.core.words import (
@@ -130,7 +126,6 @@ from bigbrain_fx.core.words import (
     words as words,
 )
 from bigbrain_fx.core.work import (
-    elements as elements,
     flops as flops,
     moved as moved,
     nbytes as nbytes,

@@ -80,7 +80,6 @@ if TYPE_CHECKING:
         Replies as Replies,
         memory_error as memory_error,
         require_folder as require_folder,
-        require_torch as require_torch,
     )
     from bigbrain_fx.frontend.session import (
         CHILD as CHILD,
@@ -164,7 +163,6 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.translation.sources import where as where
     from bigbrain_fx.frontend.user_cut import (
-        as_traced as as_traced,
         cut as cut,
         effect_of_parts as effect_of_parts,
         part_counts as part_counts,

@@ -83,9 +83,7 @@ from bigbrain_fx.plan.nouns import (
     Source as Source,
     to_json as to_json,
 )
-from bigbrain_fx.plan.offloading import (
-    read_offload as read_offload,
-)
+from bigbrain_fx.plan.offloading import read_offload as read_offload
 from bigbrain_fx.plan.packing import (
     PackedJob as PackedJob,
     Packing as Packing,
@@ -117,9 +115,7 @@ from bigbrain_fx.plan.replanning import (
     with_placement as with_placement,
 )
 from bigbrain_fx.plan.replica_cut import piece_messages as piece_messages
-from bigbrain_fx.plan.replica_text import (
-    left_out_text as left_out_text,
-)
+from bigbrain_fx.plan.replica_text import left_out_text as left_out_text
 from bigbrain_fx.plan.report import report as report
 from bigbrain_fx.plan.schedule import (
     SCHEDULES as SCHEDULES,
@@ -143,7 +139,6 @@ from bigbrain_fx.plan.shard import (
 )
 from bigbrain_fx.plan.simulate import chrome_trace as chrome_trace
 from bigbrain_fx.plan.tensor import (
-    DivisibleAxis as DivisibleAxis,
     PartChannel as PartChannel,
     answering as answering,
     divisible_axes as divisible_axes,

@@ -20,11 +20,7 @@ from bigbrain_fx.weights.folder import (
     write_index as write_index,
 )
 from bigbrain_fx.weights.join import Joined as Joined, state as state, write_joined as write_joined
-from bigbrain_fx.weights.match import (
-    Matched as Matched,
-    match as match,
-    names_in as names_in,
-)
+from bigbrain_fx.weights.match import match as match, names_in as names_in
 from bigbrain_fx.weights.modes import (
     as_umask_says as as_umask_says,
     new_folder as new_folder,

@@ -49,7 +49,6 @@ from bigbrain_fx.bundles.launch.scripts import (
 from bigbrain_fx.bundles.launch.status import (
     Status as Status,
     metrics_at as metrics_at,
-    prometheus as prometheus,
     read_status as read_status,
 )
 from bigbrain_fx.bundles.launch.supervised import (

@@ -12,7 +12,6 @@ from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.onnx.module import (
-        OnnxModule as OnnxModule,
         example_inputs as example_inputs,
         load_onnx as load_onnx,
     )

@@ -4,7 +4,6 @@ This package joins planning, emission and launching by their public names. It do
 plan is found, the layout of a bundle, or the messages of its processes.
 """
 
-from bigbrain_fx.measure.comparison.agreement import Agreement as Agreement
 from bigbrain_fx.measure.comparison.contender import (
     Comparison as Comparison,
     Contender as Contender,

@@ -4,11 +4,7 @@
 request with a graph returns it, or None. `RULES` are all, as in docs/reference/compatibility.md.
 """
 
-from bigbrain_fx.plan.compatibility.features import (
-    Feature as Feature,
-    Request as Request,
-    Rule as Rule,
-)
+from bigbrain_fx.plan.compatibility.features import Request as Request, Rule as Rule
 from bigbrain_fx.plan.compatibility.table import (
     RULES as RULES,
     conflict as conflict,

@@ -14,7 +14,6 @@ from bigbrain_fx.plan.search.nouns import (
     MEMORY_SLACK as MEMORY_SLACK,
     MOST_OTHERS as MOST_OTHERS,
     Ask as Ask,
-    Bound as Bound,
     Candidate as Candidate,
     Compared as Compared,
     CutAt as CutAt,

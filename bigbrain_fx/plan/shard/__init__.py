@@ -24,11 +24,7 @@ from bigbrain_fx.plan.shard.pieces import (
     priced_axes as priced_axes,
     table_axes as table_axes,
 )
-from bigbrain_fx.plan.shard.rewrite import (
-    exchanges as exchanges,
-    lengths as lengths,
-    sharded as sharded,
-)
+from bigbrain_fx.plan.shard.rewrite import lengths as lengths, sharded as sharded
 from bigbrain_fx.plan.shard.trials import (
     alone as alone,
     sound_axes as sound_axes,

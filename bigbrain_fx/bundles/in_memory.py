@@ -192,7 +192,8 @@ def _found(
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None
     modes = eval_note(module) if given.trains else None
-    training = Training(module, loss, recipe.autocast, recipe.loss_weight)
+    later = tuple(recipe.seen)[1:]
+    training = Training(module, loss, recipe.autocast, recipe.loss_weight, lambda: later)
     weights = _InMemory(captured, training, given.file)
     return FoundModel(
         captured.graph,
@@ -366,7 +367,7 @@ class _InMemory:
         from bigbrain_fx.frontend import effect_of_parts, micro_batch_effect
 
         if self.file.parts > 1:
-            return effect_of_parts(self.file, self.file.whole_batch)
+            return effect_of_parts(self.file, self.training.later())
         effect = micro_batch_effect(self.training, self.captured, count)
         self.loss_count = effect.loss_count if effect.is_equal else None
         return effect

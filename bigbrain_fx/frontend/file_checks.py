@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from bigbrain_fx.core import longest
@@ -17,15 +16,12 @@ from bigbrain_fx.frontend.plain_entries import (
     assumes_number,
     changing_numbers,
     with_number_inputs,
-    with_numbers,
 )
 from bigbrain_fx.frontend.tracing.batches.uneven import require_padding, require_rows
 from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
 from bigbrain_fx.frontend.tracing.optimizers.per_device import require_runnable
-from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept
 from bigbrain_fx.frontend.tracing.trace import capture
 from bigbrain_fx.frontend.user_cut import as_traced
-from bigbrain_fx.runtime import left_alone
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile
@@ -121,11 +117,3 @@ def require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captu
     require_rows(file.drop_last, captured, training)
     said = require_padding(file.model, file.loss, file.pad, captured, file.autocast)
     return replace(captured, warnings=(*captured.warnings, said)) if said else captured
-
-
-def second_batch(file: ModelFile, seed: int) -> object:
-    """Return the second batch of the user's data; all generators are as they were afterwards."""
-    assert file.batches is not None
-    with random_state_kept(), left_alone(file.batches):
-        batch = next(islice(file.batches(seed), 1, None))
-    return with_numbers(batch, file.numbers) if file.parts == 1 else batch

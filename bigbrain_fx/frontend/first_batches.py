@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FEW = 3
 MOST = 64
 READ_S = 1.0  # more batches than a few are read for so long
+READ_BYTES = 2**26  # and held, as long as they take no more
 RAISES = "BX5030"  # the file's own code, and no batch that does not fit
 _LOOP_REMEDY = "mend that line: a plain loop over batches(seed) fails there, too"
 
@@ -158,6 +159,39 @@ def uncut(effect: MicroBatchEffect, file: ModelFile, batch: Batch, seed: int) ->
     stream = WholeBatches(_until_end(file), seed, *how, splitting=Splitting(dims=dims))
     fault = _fault(file, stream)
     return effect if fault is None else replace(effect, not_compared=fault)
+
+
+# --------------------------------------------------------------------------- to compare
+
+
+def later_batches(file: ModelFile, seed: int) -> list[object]:
+    """Return copies of the data's batches after the first, as many as are read in a second.
+
+    The second one is among them; all generators are as they were afterwards.
+
+    Raises:
+        Exception: the user's own, where the second one cannot be read.
+    """
+    from bigbrain_fx.frontend.plain_entries import with_numbers
+    from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept
+    from bigbrain_fx.frontend.translation.batch import named_tensors
+    from bigbrain_fx.runtime import left_alone, mapped
+
+    is_over, left, found = budget(READ_S), READ_BYTES, list[object]()
+    if file.batches is None:
+        return found
+    with random_state_kept(), left_alone(file.batches):
+        drawn = islice(file.batches(seed), 1, MOST)
+        while not found or not (is_over() or left < 0):
+            try:
+                batch = next(drawn)
+            except Exception:  # the user's own, or the end: a run may be over before
+                if found:
+                    break
+                raise
+            found.append(mapped(batch, lambda tensor, _: tensor.clone()))
+            left -= sum(tensor.nbytes for _, tensor in named_tensors(batch))
+    return [with_numbers(batch, file.numbers) for batch in found] if file.parts == 1 else found
 
 
 # --------------------------------------------------------------------------- a smaller one

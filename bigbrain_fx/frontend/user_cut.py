@@ -16,7 +16,13 @@ from torch import Tensor
 
 from bigbrain_fx.core import ROW_COUNTS
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.micro_batches.comparison import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from bigbrain_fx.frontend.budget import budget
+from bigbrain_fx.frontend.micro_batches.comparison import (
+    GRADIENT_TOLERANCE,
+    LATER_S,
+    LOSS_TOLERANCE,
+    spread,
+)
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.frontend.micro_batches.gradients import (
     StepGradients,
@@ -94,12 +100,12 @@ def as_traced(file: ModelFile, batch: object) -> object:
     return with_numbers(own, file.numbers)
 
 
-def effect_of_parts(file: ModelFile, later: object) -> MicroBatchEffect:
+def effect_of_parts(file: ModelFile, later: Sequence[object]) -> MicroBatchEffect:
     """Compare a step on the whole batch with one on its parts; then on weights that have moved.
 
     Args:
         file: with a part as its example.
-        later: another batch of its data.
+        later: other batches of its data; they are compared for a second.
 
     Raises:
         InputError: `loss_weight` gives no number for a part; or parts differ in shapes.
@@ -110,13 +116,27 @@ def effect_of_parts(file: ModelFile, later: object) -> MicroBatchEffect:
         if effect.differs or not first.is_finite:
             return effect
         with trainee.moved(first):
-            again = _compared(file, later, nothing)[0]
+            again = _first_apart(file, later or [file.whole_batch], nothing)
     except InputError:
         raise
     except Exception as error:  # the user's own code
         text = (str(error).splitlines() or [""])[0]
         return replace(nothing, not_compared=f"{type(error).__name__}: {text[:200]}")
-    return replace(again, after_steps=True) if again.differs else effect
+    return effect if again is None else replace(again, after_steps=True)
+
+
+def _first_apart(
+    file: ModelFile, batches: Sequence[object], nothing: MicroBatchEffect
+) -> MicroBatchEffect | None:
+    """Return the effect of the first of some batches that differs from its parts."""
+    is_over = budget(LATER_S)
+    for number, batch in enumerate(spread(batches)):
+        if number and is_over():
+            return None
+        found = _compared(file, batch, nothing)[0]
+        if found.differs:
+            return found
+    return None
 
 
 def _compared(

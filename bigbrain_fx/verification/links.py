@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -22,13 +22,13 @@ from bigbrain_fx.frontend import (
     Training,
     allowed,
     effect_of_parts,
+    later_batches,
     micro_batch_effect,
     same_numbers,
     unit_of,
     with_divided,
 )
 from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
-from bigbrain_fx.runtime import left_alone
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, plain_loop
 from bigbrain_fx.verification.plain import Own, not_run, plain_link
@@ -140,15 +140,14 @@ def same_objective(file: ModelFile, captured: Captured, plan: Plan) -> list[dict
     """
     if plan.micro_batches < 2:
         return []
+    later = partial(later_batches, file, plan.seed)
     if file.parts > 1:
-        with left_alone(file.batches):
-            later = next(islice(file.batches(plan.seed), 1, None)) if file.batches else None
-        return [_of_effect(effect_of_parts(file, file.whole_batch if later is None else later))]
+        return [_of_effect(effect_of_parts(file, later()))]
     found = plan.source.loss_count
     weight = file.loss_weight or (found.of if found is not None else None)
     batch = with_divided(captured.batch, plan.source.divided)
     captured = replace(captured, batch=batch)
-    training = Training(file.model, file.loss, file.autocast, weight)
+    training = Training(file.model, file.loss, file.autocast, weight, later)
     try:
         effect = micro_batch_effect(training, captured, plan.micro_batches)
     except InputError as error:  # a loss_weight that no longer counts

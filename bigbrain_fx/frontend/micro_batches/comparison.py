@@ -3,19 +3,24 @@
 The user's module runs as plain PyTorch, forward and backward: on the batch, and on its parts as a
 bundle cuts them. Both run once more on weights that training has moved, since a wrong mean may look
 right at initial weights. A difference that may be rounding is computed again in float64.
+
+The first batches may be such that parts agree: without padding, or with a term of weight zero.
+Later ones are compared as well, as many as take a second.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import nn
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.budget import budget
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.frontend.micro_batches.gradients import (
     Difference,
@@ -30,12 +35,15 @@ from bigbrain_fx.frontend.tracing.check import work_of
 from bigbrain_fx.frontend.tracing.step import modes_kept
 from bigbrain_fx.frontend.translation.batch import Batch
 
+_T = TypeVar("_T")
 LOSS_TOLERANCE = 1e-5
 """Share of the loss that is taken for rounding, in float32."""
 GRADIENT_TOLERANCE = 1e-3
 """Share of the norm of all gradients that is taken for rounding, in float32."""
 LEAST = 3e-5
 """Share of all gradients that a parameter's has to have to be compared by itself."""
+LATER_S = 1.0
+"""Seconds for which batches of the data after the second are compared."""
 _EXACT = 1e-5  # of either, in float64; parts of a model may compute in float32 all the same
 _COARSE = 0.05  # of either, where the model computes in 16 bits and cannot in float64
 _RUNS = 12  # forward passes that a comparison takes: whole and parts, twice, with their backwards
@@ -117,6 +125,28 @@ class Comparison:
                 return effect
             again = self._judged(found, moved, whole, parts)
         return replace(again, after_steps=True) if again.differs else effect
+
+    def first_apart(self, batches: Sequence[Batch], count: int) -> int | None:
+        """Return the place of a batch that differs from its parts at the moved weights."""
+        rows, is_over = self.affordable_rows(count), budget(LATER_S)
+        if not rows:
+            return None
+        count = min(count, rows)
+        with suppress(Exception), self.in_mode(rows // count):  # the user's own code
+            first = self.trainee.step(self.cut(rows, 1)[0])
+            with self.trainee.moved(first):
+                for place, batch in enumerate(batches):
+                    if is_over():
+                        return None
+                    if replace(self, batch=batch)._is_apart(rows, count):
+                        return place
+        return None
+
+    def _is_apart(self, rows: int, count: int) -> bool:
+        whole, *parts = self.cut(rows, count)
+        found = self.trainee.step(whole)
+        nothing = MicroBatchEffect(count, rows)
+        return found.is_finite and self._judged(nothing, found, whole, parts).differs
 
     @contextmanager
     def where_it_differs(self, effect: MicroBatchEffect) -> Iterator[Comparison]:
@@ -226,6 +256,13 @@ class Comparison:
 
 _FAILED = "The model fails on the rows of a micro-batch"
 _TOO_LARGE = "the model is too large to run whole batches here (about {:.0f} s for two rows)"
+
+
+def spread(batches: Sequence[_T]) -> list[_T]:
+    """Return the first batch, the middle one, the quarters: few of them show most of the data."""
+    bits = len(batches).bit_length()
+    order = sorted(range(len(batches)), key=lambda place: f"{place:0{bits}b}"[::-1])
+    return [batches[place] for place in order]
 
 
 def _may_be_rounding(off: Difference) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, LossCount
 from bigbrain_fx.frontend.micro_batches.causes import Diagnosis
-from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights, training
+from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights, spread, training
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors, Trainee, difference
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
@@ -56,7 +56,7 @@ class Training:
     loss: Loss | None
     autocast: str | None
     loss_weight: Callable[[object], object] | None = None
-    next_batch: Callable[[], object] | None = None  # of the data, after the first
+    later: Callable[[], Sequence[object]] = tuple  # batches of the data, after the first
 
 
 def micro_batch_effect(training: Training, captured: Captured, count: int) -> MicroBatchEffect:
@@ -76,10 +76,29 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
         return MicroBatchEffect(count, batch.rows, is_equal=True)
     if _has_no_numbers(training.module):
         return _unmeasured(MicroBatchEffect(count, not_compared=_NO_NUMBERS), captured)
-    comparison = _comparison(training, captured)
+    later = spread(_later(training, batch))
+    comparison = replace(_comparison(training, captured), later=next(iter(later), None))
     _require_weights(training, comparison, count)
     effect = _effect(training, captured, comparison, count)
+    apart = _first_apart(comparison, effect, later[1:])
+    if apart is not None:
+        effect = _effect(training, captured, replace(comparison, later=apart), count)
     return effect if effect.differs else carried(comparison, effect) or effect
+
+
+def _first_apart(
+    comparison: Comparison, effect: MicroBatchEffect, batches: Sequence[Batch]
+) -> Batch | None:
+    """Return a batch that differs from its parts, where those compared so far do not."""
+    if not effect.is_equal or effect.not_compared:
+        return None
+    batch, count = comparison.batch, effect.loss_count
+    if count is not None:
+        comparison = _with_count(comparison, lambda part: count_of(count, batch, part))
+    own = replace(comparison, batch=with_divided(batch, effect.divided))
+    drawn = [with_divided(other, effect.divided) for other in batches]
+    place = own.first_apart(drawn, effect.micro_batches)
+    return None if place is None else batches[place]
 
 
 def _effect(
@@ -201,7 +220,7 @@ def _comparison(training: Training, captured: Captured) -> Comparison:
     trainee = Trainee(Plain(step, module, training.autocast), constants=constants)
     given = training.loss_weight
     weights = Weights() if given is None else Weights(count_by(given, batch))
-    return Comparison(trainee, batch, captured.graph, weights, _later(training, batch))
+    return Comparison(trainee, batch, captured.graph, weights)
 
 
 def _constants(module: nn.Module, captured: Captured) -> tuple[Tensor, ...]:
@@ -210,11 +229,11 @@ def _constants(module: nn.Module, captured: Captured) -> tuple[Tensor, ...]:
     return tuple(t for t in captured.tensors.values() if t.data_ptr() not in own)
 
 
-def _later(training: Training, batch: Batch) -> Batch | None:
-    """Return another batch of the user's data; None where there is none of these shapes."""
+def _later(training: Training, batch: Batch) -> list[Batch]:
+    """Return other batches of the user's data, those of the example's shapes."""
     with suppress(Exception):  # the user's own code: what it lacks is reported where it is needed
-        return batch.like(training.next_batch()) if training.next_batch else None
-    return None
+        return [own for own in map(batch.like, training.later()) if own is not None]
+    return []
 
 
 def _with_count(comparison: Comparison, count: Callable[[Tensors], float]) -> Comparison:

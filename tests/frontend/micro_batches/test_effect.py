@@ -411,12 +411,44 @@ def test_later_data_are_compared_at_the_moved_weights() -> None:
     later["label"] = torch.tensor([0, 0, 0, 1, 2, 3, 1, 2])
     model = Rows()
     found = capture(model, example, ignoring)
-    training = Training(model, ignoring, None, next_batch=lambda: later)
-    assert micro_batch_effect(replace(training, next_batch=None), found, 4).is_equal
+    training = Training(model, ignoring, None, later=lambda: [later])
+    assert micro_batch_effect(replace(training, later=tuple), found, 4).is_equal
     effect = micro_batch_effect(training, found, 2)
     assert effect.differs
     assert effect.after_steps
     assert effect.loss_count == LossCount(("label",), 0, 0)
+
+
+def test_padding_that_comes_late_is_compared_too() -> None:
+    """All elements of the first batches are valid; of some later ones they are not."""
+    full, padded = batch_of(), batch_of(1)
+    full["label"] = torch.tensor([1, 1, 1, 2, 2, 3, 1, 2])
+    model = Rows()
+    found = capture(model, full, ignoring)
+    data = [*[full] * 9, padded, *[full] * 20]
+    training = Training(model, ignoring, None, later=lambda: data)
+    effect = micro_batch_effect(training, found, 2)
+    assert effect.differs
+    assert effect.loss_count == LossCount(("label",), 0, 0)
+    weighed = replace(training, loss_weight=effect.loss_count.of)
+    assert micro_batch_effect(weighed, found, 2).is_equal
+
+
+def test_a_weight_that_begins_at_zero_is_compared_as_it_grows() -> None:
+    """A term over the whole batch has the weight zero in the first two batches."""
+
+    def annealed(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return mean(output, batch) + batch["beta"] * output.std()
+
+    data = [{**batch_of(n), "beta": torch.tensor(max(0.0, n - 1.0))} for n in range(9)]
+    model = Rows()
+    found = capture(model, data[0], annealed)
+    training = Training(model, annealed, None, later=lambda: data[1:])
+    assert micro_batch_effect(replace(training, later=lambda: data[1:2]), found, 4).is_equal
+    effect = micro_batch_effect(training, found, 4)
+    assert effect.differs
+    assert effect.after_steps
+    assert "output.std()" in effect.cause
 
 
 def test_halves_that_agree_by_chance_are_told_from_equal_ones() -> None:

@@ -154,7 +154,8 @@ class DeviceSteps:
         """Hear of what the loop does with its module and optimizer."""
         from bigbrain_fx.bundles.callers.module import CallersModule
 
-        self._caller = CallersModule(self.module, self.refresh)
+        others = self._constants.module.others()
+        self._caller = CallersModule(self.module, self.refresh, others)
         self._constants.module.accept()  # with the hooks of that
         if self._optimizer is not None:
             self._optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)

@@ -73,6 +73,7 @@ def _made_before(
     """Return a function that rebuilds an existing optimizer."""
     from bigbrain_fx.frontend.tracing.optimizers.as_data import as_data
 
+    _require_own(made, model, path)
     functions = [getattr(module, name, None) for name in ("scheduler", "lr_scale")]
     said = any(functions) or getattr(module, "sends_rates", False)
     if not said and any("initial_lr" in group for group in made.param_groups):
@@ -96,6 +97,21 @@ def _made_before(
             help=_MADE,
         )
     return found
+
+
+def _require_own(made: torch.optim.Optimizer, model: nn.Module, path: Path) -> None:
+    """Refuse an optimizer of the model and of something else: of its criterion, say."""
+    own = {id(parameter) for parameter in model.parameters()}
+    stepped = [p for group in getattr(made, "param_groups", ()) for p in group["params"]]
+    strange = [str(tuple(p.shape)) for p in stepped if id(p) not in own]
+    if 0 < len(strange) < len(stepped):
+        raise InputError(
+            f"`optimizer` steps a parameter that the model does not have, of shape {strange[0]}",
+            code="BX2033c",
+            at=path.name,
+            help="make the module that has it (a criterion, say) a part of the model: "
+            "model.criterion = criterion below the optimizer. The loss reads it as before",
+        )
 
 
 def marks_of(model: nn.Module) -> dict[str, dict[str, Mark]]:

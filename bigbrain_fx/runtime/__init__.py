@@ -143,6 +143,7 @@ if TYPE_CHECKING:
         needs_metrics as needs_metrics,
         own_loss as own_loss,
     )
+    from .opaque_state import others_of as others_of
     from .optimizer_groups import OptimizerGroups as OptimizerGroups
     from .optimizer_state import (
         StateError as StateError,

@@ -24,7 +24,7 @@ from .device import Device
 from .forward_device import ForwardDevice
 from .kept import seed_python
 from .modules import AGAIN, WeightsError, reseed, seed_of
-from .opaque_state import ObjectStates
+from .opaque_state import ObjectStates, others_of
 from .optimizer_state import needs_closure
 from .planned_sums import share_of
 from .recipe import Optimizer, Training
@@ -190,7 +190,13 @@ class OpaqueDevice(Device):
         self._seed_draws((self.seed, self.step, 0), "update")
         self.rates.set(self.step)
         optimizer.step(*closure)
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        """Let no parameter have a gradient, also of a criterion that the optimizer steps."""
         self.model.zero_grad(set_to_none=True)
+        for parameter in others_of(self.model, self.optimizer).values():
+            parameter.grad = None
 
     def _advance_rates(self) -> None:
         scheduler = self.rates.scheduler
@@ -206,7 +212,7 @@ class OpaqueDevice(Device):
 
     def _closure(self) -> Tensor:
         """Compute the step's loss and gradients anew, as `optimizer.step(closure)` asks."""
-        self.model.zero_grad(set_to_none=True)
+        self._clear_gradients()
         losses = []
         for micro in filter(self._counts, range(self.micro_batches)):
             losses.append(self._share(self._loss_of(micro), micro))
@@ -218,7 +224,7 @@ class OpaqueDevice(Device):
         """Be as this step began, as far as gradients go."""
         super().give_up_step()
         self._roots.clear()
-        self.model.zero_grad(set_to_none=True)
+        self._clear_gradients()
 
 
 def own_loss(output: Any) -> Tensor:  # noqa: ANN401  # of any model

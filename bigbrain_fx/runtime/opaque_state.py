@@ -1,7 +1,8 @@
 """State of the user's objects between two steps: taken for a checkpoint, and put back.
 
     modules       plain attributes, which parameters are trained, attributes of parameters
-    optimizer     state and groups, its own plain attributes; optimizers and schedulers inside it
+    optimizer     state and groups, its own plain attributes; optimizers and schedulers inside it;
+                  parameters that it steps and the model does not have: a criterion's
     scheduler     its plain attributes
     generators    that the model file has made
 
@@ -45,13 +46,15 @@ class ObjectStates:
 
     def taken(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return what JSON can hold of the objects, and their tensors by name."""
-        values = Values(dict(self.device.model.named_parameters()), PREFIX)
+        others = others_of(self.device.model, self.device.optimizer)
+        values = Values(dict(self.device.model.named_parameters()) | others, PREFIX)
         found = {label: encoded(values, held) for label, held in self._objects()}
         optimizer = self.device.optimizer
         trained = [n for n, p in values.parameters.items() if p.requires_grad]
         facts = {
             "objects": {label: entry for label, entry in found.items() if entry},
             "trained": trained,
+            "others": {name: values.encode(p.detach()) for name, p in others.items()},
             "generators": values.encode_state(tuple(states_of(self._generators()))),
             "base_lr": values.encode(list(self.device.rates.base)),
             "class": type(optimizer).__qualname__,
@@ -67,11 +70,13 @@ class ObjectStates:
         device, facts = self.device, state.facts["user"]
         _put_tensors(device.model, state.tensors)
         trained = set(facts["trained"])
-        parameters = dict(device.model.named_parameters())
+        others = others_of(device.model, device.optimizer)
+        parameters = dict(device.model.named_parameters()) | others
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained)
         kept = {n: t for n, t in state.tensors.items() if n.startswith(PREFIX)}
         values = Values(parameters, PREFIX, kept)
+        _put(others, {n: values.decode(t) for n, t in facts.get("others", {}).items()})
         device.rates.base[:] = values.decode(facts["base_lr"])
         for label, held in self._objects():
             put_back(values, held, facts["objects"].get(label, {}))
@@ -103,6 +108,18 @@ class ObjectStates:
         yield from _inside("scheduler", device.rates.scheduler)
 
 
+def others_of(model: nn.Module, optimizer: object) -> dict[str, nn.Parameter]:
+    """Return the parameters that an optimizer steps and the model does not have, by their place.
+
+    A criterion's own weights are such: the loss of the model file reads them as a global.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    inside = (held for _, held in _inside("optimizer", optimizer))
+    groups = (group for held in inside for group in held.get("param_groups", ()))
+    found = {id(p): p for group in groups for p in group["params"] if id(p) not in own}
+    return {f"optimizer:{place}": p for place, p in enumerate(found.values())}
+
+
 def _inside(label: str, held: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the attributes of an optimizer or scheduler, then of those inside it."""
     if held is None:
@@ -115,6 +132,12 @@ def _inside(label: str, held: object) -> Iterator[tuple[str, dict[str, Any]]]:
             )
             if is_inner and name != "optimizer":  # a scheduler's own is the one above
                 yield from _inside(f"{label}.{name}.{place}", each)
+
+
+@torch.no_grad()
+def _put(parameters: Mapping[str, nn.Parameter], numbers: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(numbers[name])
 
 
 @torch.no_grad()

@@ -36,11 +36,15 @@ class OpaqueLoop(TrainingLoop):
 
     def run_step(self, folder: Path) -> dict[str, object]:
         """Run one training step; leave the gradients that the optimizer gets, and all tensors."""
-        assert self.optimizer is not None
+        made = self.optimizer
+        assert made is not None
         self.batches, losses = self.micro_batches(self.step + 1), list[float]()
 
         def compute() -> Tensor:
             self.model.zero_grad(set_to_none=True)
+            for group in made.param_groups:  # a criterion's weights may be among them
+                for parameter in group["params"]:
+                    parameter.grad = None
             found = self.forward_and_backward(self.batches)
             self._clip()
             if not losses:
@@ -48,7 +52,7 @@ class OpaqueLoop(TrainingLoop):
                 laid_tensors.save(self.gradients(), folder / "gradients")
             return torch.tensor(found[0])
 
-        asks = needs_closure(self.optimizer)
+        asks = needs_closure(made)
         if not asks:
             compute()
         reseed((self.wanted.seed, self.step, 0), "update")

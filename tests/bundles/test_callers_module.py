@@ -104,6 +104,33 @@ def test_gradients_may_be_set_to_zero(to_none: bool) -> None:
     held.module.zero_grad(set_to_none=to_none)
 
 
+def test_a_step_of_what_the_loss_alone_has_is_refused() -> None:
+    """Its gradient is on no device: an optimizer would skip it without a word."""
+    module, centres = nn.Linear(2, 3), nn.Parameter(torch.zeros(3))
+    held = CallersModule(module, lambda: None, {"centres": centres})
+    optimizer = SGD([centres], lr=0.1)
+    with refused("BX3193a"):
+        optimizer.step()
+    centres.grad = torch.ones(3)  # of a backward of the loop's own, as of a critic
+    optimizer.step()
+    assert torch.equal(centres.detach(), torch.full((3,), -0.1))
+    centres.grad = None
+    held.leave()
+    optimizer.step()
+
+
+def test_parameters_that_the_loss_alone_has_are_found() -> None:
+    module, centres, frozen = nn.Linear(2, 3), nn.Parameter(torch.zeros(3)), torch.ones(3)
+
+    def loss(output: Tensor, _: Tensor) -> Tensor:
+        return ((output - centres) * frozen).square().mean() + module.weight.square().sum()
+
+    example = torch.randn(4, 2), torch.zeros(4)
+    held = {"centres": centres.detach(), "frozen": frozen}
+    found = Constants(module, example, loss, None, held).module.others()
+    assert [id(tensor) for tensor in found.values()] == [id(centres)]
+
+
 # --------------------------------------------------------------------------- the optimizer
 
 

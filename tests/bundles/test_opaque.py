@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +162,79 @@ def test_a_killed_process_is_replaced_and_the_run_says_what_began_anew(
     assert done.restarts == 1
     assert same(expected, load_file(tmp_path / "saved" / "d0.safetensors"))
     assert any("'warned'" in event and "begins anew" in event for event in heard)
+
+
+CRITERION = '''"""Weights of two tasks are the criterion's own, and the optimizer has them."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+weights = nn.Parameter(torch.ones(2))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+
+def model():
+    return Net()
+
+
+def batches(seed):
+    dice = torch.Generator().manual_seed(seed)
+    while True:
+        yield {"x": torch.randn(8, 6, generator=dice), "y": torch.randn(8, 4, generator=dice)}
+
+
+def loss(output, batch):
+    terms = torch.stack([F.mse_loss(output, batch["y"]), output.abs().mean()])
+    return (terms / weights.square()).sum() + weights.square().log1p().sum()
+
+
+def optimizer(named_params):
+    groups = [{"params": [p for _, p in named_params]}, {"params": [weights], "lr": 0.05}]
+    return torch.optim.AdamW(groups, lr=0.1)
+'''
+
+
+def plainly(path: Path, steps: int) -> dict[str, torch.Tensor]:
+    """Train in a loop that zeroes what the optimizer steps."""
+    file: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(path.read_text(), file)
+    torch.manual_seed(0)
+    net, data = file["model"](), file["batches"](0)
+    optimizer = file["optimizer"](list(net.named_parameters()))
+    for batch in islice(data, steps):
+        optimizer.zero_grad()
+        file["loss"](net(batch["x"]), batch).backward()
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in net.state_dict().items()}
+
+
+def test_parameters_of_a_criterion_are_zeroed_kept_and_restored(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(CRITERION)
+    with pytest.warns(bb.SplitWarning, match="opaque.*BX2137"):
+        made = bb.split(tmp_path / "model.py", cluster(), tmp_path / "bundle")
+    expected = plainly(tmp_path / "model.py", 6)
+    assert same(expected, train(made.bundle, 6))
+    commits = tmp_path / "commits"
+    train(made.bundle, 4, "--checkpoint-dir", commits, "--checkpoint-every", 2)
+    assert same(expected, train(made.bundle, 6, "--checkpoint-dir", commits, "--resume"))
+
+
+def test_no_replicas_of_a_criterion_with_parameters(tmp_path: Path) -> None:
+    """Each would train its own."""
+    (tmp_path / "model.py").write_text(CRITERION)
+    with pytest.raises(BigBrainError) as caught:
+        bb.split(tmp_path / "model.py", cluster(), tmp_path / "bundle", Options(replicas=2))
+    assert "a parameter that the model does not have" in str(caught.value)
 
 
 def test_strict_refuses_as_a_trace_does(model: Path, tmp_path: Path) -> None:

@@ -154,6 +154,10 @@ def of_another_model(_model: nn.Module) -> Any:
     return torch.optim.Adam(net().parameters())
 
 
+def with_a_criterion(model: nn.Module) -> Any:
+    return torch.optim.Adam([*model.parameters(), nn.Parameter(torch.zeros(2))])
+
+
 def scheduled(model: nn.Module) -> Any:
     made = torch.optim.Adam(model.parameters())
     torch.optim.lr_scheduler.StepLR(made, 1)
@@ -162,7 +166,12 @@ def scheduled(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "code"),
-    [(stepped, "BX2033a"), (of_another_model, "BX2033a"), (scheduled, "BX2033b")],
+    [
+        (stepped, "BX2033a"),
+        (of_another_model, "BX2033a"),
+        (scheduled, "BX2033b"),
+        (with_a_criterion, "BX2033c"),
+    ],
 )
 def test_an_optimizer_of_this_kind_is_refused(make: Callable[[nn.Module], Any], code: str) -> None:
     model = net()

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bigbrain_fx.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
 _Function = Callable[..., Any]
 _GRADIENT = vars(torch._C.TensorBase)["grad"].__get__
@@ -33,10 +39,17 @@ class CallersModule:
     Args:
         module: the caller's.
         refresh: gives it the weights of now.
+        others: parameters of no module of the session that its loss gives gradients, by name.
     """
 
-    def __init__(self, module: nn.Module, refresh: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        refresh: Callable[[], None],
+        others: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
         self._refresh = refresh
+        self._steps = _refusing_steps(others)
         self.is_read = self._is_within = False
         self._handle = module.register_forward_pre_hook(_Read(self))  # layers may hold theirs, too
         watched = {kind: _watched(kind, self) for kind in (Tensor, nn.Parameter)}
@@ -82,8 +95,31 @@ class CallersModule:
     def leave(self) -> None:
         """Let the module be as the caller made it."""
         self._handle.remove()
+        self._steps.remove()
         for tensor, kind in self._kinds:
             tensor.__class__ = kind
+
+
+def _refusing_steps(others: Mapping[str, Tensor]) -> RemovableHandle:
+    """Refuse steps of any optimizer by gradients that only the devices could have computed.
+
+    The centres of a loss, say, with an optimizer of their own: without a gradient it skips them.
+    """
+    named = {id(tensor): name for name, tensor in others.items()}
+
+    def before(optimizer: Optimizer, *_: object) -> None:
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        names = [named[id(p)] for p in stepped if id(p) in named and p.grad is None]
+        if names:
+            raise InputError(
+                f"an optimizer of the loop steps {names[0]}, which the loss reads and the model "
+                "does not have: devices train the model's parameters alone",
+                code="BX3193a",
+                help="make it a part of the model before the session begins (net.criterion = "
+                "criterion), and give machine(...) one optimizer, with a group for it",
+            )
+
+    return register_optimizer_step_pre_hook(before)
 
 
 class _Read:

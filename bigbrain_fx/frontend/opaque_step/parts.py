@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from bigbrain_fx.frontend.forked import FAILED, run_apart, values, values_of_text
 from bigbrain_fx.frontend.micro_batches.causes import NOT_GROWING
 from bigbrain_fx.frontend.modelfile import ModelFile
-from bigbrain_fx.frontend.opaque_step.trial import answer_of, asked
+from bigbrain_fx.frontend.opaque_step.trial import answer_of, asked, made_optimizer
 from bigbrain_fx.frontend.opaque_step.user_step import UserStep
 from bigbrain_fx.frontend.tracing.plain import seed_python
-from bigbrain_fx.runtime import mapped
+from bigbrain_fx.runtime import mapped, others_of
 
 _SCALES = ((0.5, 2), (2.0**20, 1), (2.0**-20, 1))
 """Of a loss, and how often it is run: powers of two, so that plain gradients scale bit by bit."""
@@ -52,7 +52,17 @@ class PartsTrial:
         found = asked(self._add_up)
         if "fault" not in found:
             return "whether micro-batches add up could not be tried"
-        return str(found["fault"]) or self._drawn()
+        return str(found["fault"]) or self._other_parameters() or self._drawn()
+
+    def _other_parameters(self) -> str:
+        """Say that the optimizer steps what no sum over replicas has: a criterion's weights."""
+
+        def count() -> Mapping[str, str]:
+            made, _ = made_optimizer(self.file)
+            return answer_of({"found": len(others_of(self.file.model, made))})
+
+        some = asked(count).get("found")
+        return "the optimizer steps a parameter that the model does not have" if some else ""
 
     # ------------------------------------------------------------------ nothing stays
 

@@ -163,6 +163,7 @@ def _step(
 
     def compute() -> float:
         model.zero_grad(set_to_none=True)
+        made.zero_grad()
         losses.append(_backward(code, model, parts, scaler, lambda m: roll(step, m, "")))
         if scaler.is_enabled():
             scaler.unscale_(made)

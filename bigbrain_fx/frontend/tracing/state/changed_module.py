@@ -238,6 +238,19 @@ class Copied:
         read = {own: self._value(name) for name, names in self.sent.items() for own in names}
         return own | {name: tensor for name, tensor in read.items() if tensor is not None}
 
+    def others(self) -> dict[str, Tensor]:
+        """Return the parameters that model or loss reads, and the model does not have."""
+        own = {id(parameter) for parameter in self.model.parameters()}
+        values = {name: place.read() for name, place in self.read.items()}
+        return {
+            name: value
+            for name, value in values.items()
+            if type(value) in (Tensor, nn.Parameter)  # and of no other session
+            and value.is_leaf
+            and value.requires_grad
+            and id(value) not in own
+        }
+
     def _value(self, name: str) -> Tensor | None:
         """Return what is read as a tensor; None if it is none any more."""
         value = self.read[name].read()

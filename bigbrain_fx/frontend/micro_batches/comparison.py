@@ -276,7 +276,7 @@ def _is_coarse(trainee: Trainee) -> bool:
 
 
 def training(model: nn.Module) -> AbstractContextManager[None]:
-    """Let every module train; give each its mode back at the end."""
+    """Let a model train as its own `train()` says; give each module its mode back at the end."""
     return _mode(model, lambda _: True)
 
 
@@ -287,6 +287,7 @@ def _is_batch_norm(part: nn.Module) -> bool:
 @contextmanager
 def _mode(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
     with modes_kept(model):
+        model.train()  # it may leave a teacher, or a frozen batch norm, in eval mode
         for part in model.modules():
-            part.training = trains(part)
+            part.training = part.training and trains(part)
         yield

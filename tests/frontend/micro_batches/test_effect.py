@@ -163,13 +163,27 @@ def effect(
     return micro_batch_effect(Training(model, loss, None, loss_weight), found, count)
 
 
+class Frozen(Normed):
+    """Leaves its batch norm in eval mode, as fine-tuning does."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class FrozenAndDropped(Frozen):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), training=self.training)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.gate("Noisy", "Counted")
-@pytest.mark.parametrize("model", [Rows, Dropped, Noisy, Counted])
+@pytest.mark.gate("Noisy", "Counted", "FrozenAndDropped")
+@pytest.mark.parametrize("model", [Rows, Dropped, Noisy, Counted, Frozen, FrozenAndDropped])
 def test_rows_that_stand_alone_are_the_same_step(model: type[nn.Module]) -> None:
     found = effect(model(), mean)
     assert found.is_equal

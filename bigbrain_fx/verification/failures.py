@@ -13,7 +13,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import where
 from bigbrain_fx.verification.imported_bundle import OTHER
 
-_OURS = str(Path(__file__).resolve().parents[2])
+_OURS = str(Path(__file__).resolve().parents[1])
 _LIKE_THE_EXAMPLE = (
     "give every batch the shapes of example_batch(): pad to one length, and leave out a smaller "
     "last batch (DataLoader(..., drop_last=True))"

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import pytest
 import torch
+from torch import nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles.verifying import verify
@@ -71,6 +72,7 @@ def test_an_edit_beside_it_is_another_graph(plan: Any, tmp_path: Path) -> None:
 
 FILE = """
 import torch
+from torch import nn
 from torch import nn
 
 ROWS = iter(torch.randn(64, 4, 6, generator=torch.Generator().manual_seed(0)))
@@ -137,6 +139,16 @@ def test_a_failure_and_its_remedy_are_parted(said: str, what: str, remedy: str) 
     assert found.what == f"the data do not fit the bundle: {what}"
     assert found.help is not None
     assert found.help.startswith(remedy)
+
+
+def test_an_exception_of_torch_is_none_of_this_product() -> None:
+    """Both may be installed in one folder: the bundle fails, and another plan may not."""
+    try:
+        nn.functional.cross_entropy(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
+    except ValueError as error:
+        found = error_of(error, Path("out"), Path("model.py"))
+    assert found is not None
+    assert found.code == "BX3810"
 
 
 # --------------------------------------------------------------------------- a process of its own

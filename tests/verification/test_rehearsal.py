@@ -128,9 +128,10 @@ def test_a_module_that_differs_in_a_later_step_runs_as_it_is_written(tmp_path: P
     path.write_text(find("branch-turns-part").source)
     made = _split(path)
     assert leaf_paths(made.plan.graph) == ("guard",)
-    (said,) = made.warnings
+    said, other = made.warnings
     assert said.startswith("opaque, on one device: Guard (guard, 31% of the parameters)")
     assert "if h.abs().max() > 30" in said
+    assert "2 micro-batches train something else" in other  # it divides by a batch's largest
 
 
 @pytest.mark.nightly

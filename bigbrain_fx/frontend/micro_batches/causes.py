@@ -22,11 +22,12 @@ from bigbrain_fx.frontend.micro_batches.comparison import (
     LEAST,
     LOSS_TOLERANCE,
     Comparison,
+    Weights,
 )
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect, digits_apart
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors, difference, even, summed
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
-from bigbrain_fx.frontend.micro_batches.loss_count import explained, fitted_shares
+from bigbrain_fx.frontend.micro_batches.loss_count import count_of, explained, fitted_shares
 from bigbrain_fx.frontend.micro_batches.term import first_apart
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
@@ -141,15 +142,22 @@ class Diagnosis:
             return None
         whole, parts = self._cut()
         shares = fitted_shares(self.comparison.trainee, whole, parts)
-        if shares is None:
+        if shares is None or not self._is_right(whole, parts, shares):
             return None
         count = explained(self.comparison.batch, parts, shares)
+        count = count if count is not None and self._weighs(count) else None
         if count is None and _are_even(shares):
             return None
         cause = self._known_line() or "The loss is a mean over elements that data choose"
         return replace(
             self.effect, loss_count=count, cause=cause, remedy=_remedy_of_count(count, shares)
         )
+
+    def _weighs(self, count: LossCount) -> bool:
+        """Whether micro-batches that weigh so train the batch: two shares may fit by chance."""
+        batch = self.comparison.batch
+        weights = Weights(lambda part: count_of(count, batch, part))
+        return replace(self.comparison, weights=weights).effect(self.effect.micro_batches).is_equal
 
     def _term(self) -> MicroBatchEffect:
         """Name the line; the remedy is one micro-batch."""

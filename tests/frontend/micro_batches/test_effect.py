@@ -258,6 +258,19 @@ def test_a_mean_over_what_data_choose_names_the_count_and_is_right_with_it(
     assert again.is_equal
 
 
+def test_a_count_that_fits_by_chance_is_no_remedy() -> None:
+    """Rows meet a little; both halves have as many labels, which the loss does not read."""
+
+    def coupled(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return mean(output, batch) + 0.01 * output.std()
+
+    batch = {**batch_of(), "label": torch.tensor([0, 1, 2, 1, 0, 3, 1, 1])}
+    found = effect(Rows(), coupled, 2, batch)
+    assert found.differs
+    assert found.loss_count is None
+    assert found.remedy == ""
+
+
 @pytest.mark.nightly
 def test_halves_that_balance_do_not_hide_quarters() -> None:
     """Both halves have as many valid elements; the quarters do not."""

@@ -20,7 +20,7 @@ from bigbrain_fx.bundles.found import (
     checkpoint_of,
     with_whole_file,
 )
-from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
+from bigbrain_fx.bundles.found_model import CompareLater, FoundModel, Loss, Recipe
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
 from bigbrain_fx.bundles.opaque import (
     OF_ESTIMATES,
@@ -81,6 +81,7 @@ class Split:
     rehearsed: str = ""
     timings: tuple[Timing, ...] = ()
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    compare_later: CompareLater | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.plan}\nwrote {self.bundle}"
@@ -194,7 +195,8 @@ def _written(
         late = [note for note in notes if not (said and note == TOO_LARGE)]  # it was compared now
         spent = () if found.session is None else found.session.spent
         laps = start, *spent, plans, watch.lap("write")
-        return Split(plan, target.out, (*late, *more), *facts, laps, found.constants)
+        held = found.constants, found.compare_later
+        return Split(plan, target.out, (*late, *more), *facts, laps, *held)
 
 
 def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...], str]:

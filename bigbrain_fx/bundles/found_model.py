@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bigbrain_fx.core import Graph, RuleTrial
 from bigbrain_fx.emit import GENERATORS, Weights
@@ -53,6 +53,10 @@ class Recipe:
     sends_rates: bool = False
 
 
+CompareLater: TypeAlias = Callable[[int, object], "MicroBatchEffect | None"]
+"""Micro-batches and a batch of the caller's loop -> their effect, where it is another step."""
+
+
 @dataclass(frozen=True)
 class FoundModel:
     """A captured model, from a file or from memory.
@@ -62,7 +66,7 @@ class FoundModel:
     whole and in so many micro-batches. `rehearse` trains a bundle beside the user's loop for at
     most so many seconds: see `verification.rehearsed`; None where nothing is compared. `constants`
     are tensors of this process that a module in memory or its loss reads, by their names in the
-    graph.
+    graph. `compare_later` does as `compare` on a batch of a loop that is under way.
     """
 
     graph: Graph
@@ -76,6 +80,7 @@ class FoundModel:
     recipe: Recipe | None = None
     device_lines: tuple[str, ...] = ()
     compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
+    compare_later: CompareLater | None = None
     rehearse: Rehearse | None = None
     constants: Mapping[str, Tensor] = field(default_factory=dict)
 

@@ -205,6 +205,7 @@ def _found(
         recipe=recipe,
         device_lines=captured.device_lines,
         compare=weights.compare,
+        compare_later=weights.compare_later,
         rehearse=rehearse(captured) if rehearse else None,
         constants={} if _reads_alone(captured, given) else _constants(captured),
     )
@@ -354,13 +355,15 @@ def _called(captured: Captured, given: _Given) -> Iterator[tuple[str, object]]:
 class _InMemory:
     """The weights of a module captured in this process, and how it is trained.
 
-    `loss_count` is by what micro-batches weigh, once `compare` has found it.
+    `loss_count` is by what micro-batches weigh, once `compare` has found it; `differs` whether
+    they train something else.
     """
 
     captured: Captured
     training: Training
     file: ModelFile
     loss_count: LossCount | None = None
+    differs: bool = False
 
     def compare(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""
@@ -370,7 +373,15 @@ class _InMemory:
             return effect_of_parts(self.file, self.training.later())
         effect = micro_batch_effect(self.training, self.captured, count)
         self.loss_count = effect.loss_count if effect.is_equal else None
+        self.differs = effect.differs
         return effect
+
+    def compare_later(self, count: int, batch: object) -> MicroBatchEffect | None:
+        """Compare a batch of a loop that is under way, as the module is now."""
+        from bigbrain_fx.frontend import later_effect
+
+        known = self.differs  # split has warned of it
+        return None if known else later_effect(self.training, self.captured, count, batch)
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         from safetensors.torch import save_file

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
+from bigbrain_fx.bundles.callers.parts import PartsWatch
 from bigbrain_fx.bundles.compile import Split, split
 from bigbrain_fx.bundles.device_steps import Begun, DeviceSteps
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
@@ -226,7 +227,8 @@ class Wanted:
         cutter = _cutter(made.plan, self.recipe)
         example = cutter.of(self.example_batch)[0] if cutter else self.example_batch
         about = self.model, example, self.loss, self.recipe.autocast
-        constants = Constants(*about, made.constants, inputs)
+        parts = None if cutter else PartsWatch.of(made.plan.micro_batches, made.compare_later)
+        constants = Constants(*about, made.constants, inputs, parts)
         return Begun(made, how, constants, _row_counts(made.plan.source, self.recipe), cutter)
 
 

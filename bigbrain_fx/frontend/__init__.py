@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.loss_count import counts_by_row as counts_by_row
     from bigbrain_fx.frontend.micro_batches.measure import (
         Training as Training,
+        later_effect as later_effect,
         micro_batch_effect as micro_batch_effect,
         with_divided as with_divided,
     )

@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -296,6 +297,27 @@ def test_an_untrainable_model_starts_no_process(machine: bb.Machine, tmp_path: P
         machine(net(), example_batch=next(data(1)), loss=loss, lr=3)
     with pytest.raises(bb.InputError, match="there is no batch to train on"):
         machine.train(net(), [], loss=loss)
+
+
+def test_a_later_batch_that_micro_batches_train_otherwise_is_warned_of(machine: bb.Machine) -> None:
+    """The example has no row without a target; the third batch has, and all after it."""
+
+    def valid(output: Tensor, batch: Batch) -> Tensor:
+        mask = (batch["y"] > -100).float()
+        return ((output - batch["y"]) * mask).square().sum() / mask.sum()
+
+    batches = list(data(4))
+    for batch in batches[2:]:
+        batch["y"][5:] = -100
+    how = {"example_batch": batches[0], "loss": valid, "options": bb.Options(micro_batches=2)}
+    with machine(net(), **how) as session:  # type: ignore[arg-type]  # of these names
+        session.step(batches[0])
+        session.step(batches[1])
+        with pytest.warns(bb.SplitWarning, match="2 micro-batches train something else"):
+            session.step(batches[2])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", bb.SplitWarning)
+            session.step(batches[3])
 
 
 def test_calls_of_a_plain_pytorch_loop_are_answered(machine: bb.Machine) -> None:

@@ -13,6 +13,8 @@ from bigbrain_fx.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from bigbrain_fx.bundles.callers.parts import PartsWatch
+
 
 class Constants:
     """Constants of a trace: numbers and texts of the example, the module's attributes.
@@ -24,6 +26,7 @@ class Constants:
         autocast: as it was captured.
         held: tensors that the trace read, by their names in the graph: devices can get others.
         inputs: tensors that stood for numbers, by what is read.
+        parts: looks at batches whose micro-batches may train something else.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Constants:
         autocast: str | None,
         held: Mapping[str, Tensor] = MappingProxyType({}),
         inputs: Mapping[str, Tensor] = MappingProxyType({}),
+        parts: PartsWatch | None = None,
     ) -> None:
         from bigbrain_fx.frontend import Copied, LaterBatches
 
@@ -41,6 +45,7 @@ class Constants:
         self.module = Copied(*about, held, inputs)
         self.batches = LaterBatches(*about)
         self.autocast = autocast
+        self.parts = parts
 
     @contextmanager
     def as_inputs(self) -> Iterator[dict[str, Tensor]]:
@@ -62,6 +67,8 @@ class Constants:
             InputError: names the entry, or attribute, and both values.
         """
         self.module.require()
+        if self.parts is not None:
+            self.parts.look_at(batch)
         self.batches.require(batch)
 
     def require_autocast(self) -> None:

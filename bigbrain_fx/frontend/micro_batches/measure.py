@@ -34,6 +34,7 @@ from bigbrain_fx.frontend.micro_batches.loss_count import (
     require_additive,
 )
 from bigbrain_fx.frontend.tracing.blank import is_blank
+from bigbrain_fx.frontend.tracing.check import work_of
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, fill
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _LIBRARY = "transformers."
 _MOST_ROWS = 16  # of an example that are run one by one
+_LOOP_FLOPS = 1e10  # of a forward: some tenths of a second for all runs of a comparison
 _IGNORED = -100  # by every loss of transformers
 _NO_NUMBERS = "the model has no numbers here: its weights come from elsewhere"
 
@@ -84,6 +86,19 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     if apart is not None:
         effect = _effect(training, captured, replace(comparison, later=apart), count)
     return effect if effect.differs else carried(comparison, effect) or effect
+
+
+def later_effect(
+    training: Training, captured: Captured, count: int, batch: object
+) -> MicroBatchEffect | None:
+    """Return the effect of micro-batches on a batch of a loop that is under way.
+
+    None where it is the same step, or where the comparison would hold the loop up.
+    """
+    if work_of(captured.graph, captured.batch.rows) > _LOOP_FLOPS:
+        return None
+    effect = micro_batch_effect(replace(training, later=lambda: [batch]), captured, count)
+    return effect if effect.differs else None
 
 
 def _first_apart(

@@ -1,0 +1,55 @@
+"""Micro-batches of a session's batches: compared with the whole batch now and then.
+
+The session has seen the example alone when it planned. Padding may come later, and the loop may
+give its loss other weights.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.errors import SplitWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bigbrain_fx.bundles.found_model import CompareLater
+    from bigbrain_fx.frontend import MicroBatchEffect
+
+_EACH = 8  # batches that are all compared; of later ones those whose number is a power of two,
+_MOST = 64  # up to this one
+
+
+@dataclass
+class PartsWatch:
+    """Warn once of batches that micro-batches train otherwise.
+
+    Attributes:
+        compare: returns the effect on a batch; None where there is none.
+        seen: number of batches.
+    """
+
+    compare: Callable[[object], MicroBatchEffect | None]
+    seen: int = 0
+
+    @staticmethod
+    def of(count: int, compare: CompareLater | None) -> PartsWatch | None:
+        """Return what looks at the batches of a session; None where they are not cut."""
+        return None if compare is None or count < 2 else PartsWatch(partial(compare, count))
+
+    def look_at(self, batch: object) -> None:
+        """Compare a batch, if it is its turn."""
+        self.seen += 1
+        is_due = self.seen <= _EACH or self.seen.bit_count() == 1
+        if not 1 < self.seen <= _MOST or not is_due:
+            return
+        effect = None
+        with suppress(Exception):  # the caller's own code: a step of the devices would say so
+            effect = self.compare(batch)
+        if effect is not None:
+            warnings.warn(effect.warning, SplitWarning, stacklevel=6)
+            self.seen = _MOST

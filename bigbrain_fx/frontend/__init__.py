@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.first_batches import (
         BatchReading as BatchReading,
+        further_batches as further_batches,
         keeping_smaller as keeping_smaller,
-        later_batches as later_batches,
     )
     from bigbrain_fx.frontend.forked import Fork as Fork, Say as Say, apart as apart
     from bigbrain_fx.frontend.later_batches import LaterBatches as LaterBatches

@@ -306,14 +306,14 @@ class CaptureService:
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""
-        from bigbrain_fx.frontend.first_batches import later_batches
+        from bigbrain_fx.frontend.first_batches import further_batches
         from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
         from bigbrain_fx.frontend.user_cut import effect_of_parts
 
         file = self.file
         if file.parts > 1:
-            return effect_of_parts(file, later_batches(file, self.seed))
-        draw = partial(later_batches, file, self.seed)
+            return effect_of_parts(file, further_batches(file, self.seed))
+        draw = partial(further_batches, file, self.seed)
         training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
         return micro_batch_effect(training, self.captured, count)
 

@@ -164,7 +164,7 @@ def uncut(effect: MicroBatchEffect, file: ModelFile, batch: Batch, seed: int) ->
 # --------------------------------------------------------------------------- to compare
 
 
-def later_batches(file: ModelFile, seed: int) -> list[object]:
+def further_batches(file: ModelFile, seed: int) -> list[object]:
     """Return copies of the data's batches after the first, as many as are read in a second.
 
     The second one is among them; all generators are as they were afterwards.

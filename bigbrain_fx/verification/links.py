@@ -22,7 +22,7 @@ from bigbrain_fx.frontend import (
     Training,
     allowed,
     effect_of_parts,
-    later_batches,
+    further_batches,
     micro_batch_effect,
     same_numbers,
     unit_of,
@@ -140,7 +140,7 @@ def same_objective(file: ModelFile, captured: Captured, plan: Plan) -> list[dict
     """
     if plan.micro_batches < 2:
         return []
-    later = partial(later_batches, file, plan.seed)
+    later = partial(further_batches, file, plan.seed)
     if file.parts > 1:
         return [_of_effect(effect_of_parts(file, later()))]
     found = plan.source.loss_count

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
+from bigbrain_fx.bundles.callers.watching import WATCHING, plain_modules
 from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import (
     Cutter,
@@ -133,7 +134,7 @@ class DeviceSteps:
             commits = self._commit(Path(scratch, "commit"))
             if self._is_older():
                 self._give_weights()
-            with self._left():
+            with self._left(), plain_modules():
                 return self._goes_on(self._again, commits)
 
     def _goes_on(self, again: Again, commits: Path) -> bool:
@@ -159,6 +160,7 @@ class DeviceSteps:
         self._constants.module.accept()  # with the hooks of that
         if self._optimizer is not None:
             self._optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)
+        WATCHING.add(self)
 
     @contextmanager
     def _left(self) -> Iterator[None]:
@@ -176,6 +178,7 @@ class DeviceSteps:
             module.accepted = known
 
     def _leave(self) -> None:
+        WATCHING.discard(self)
         self._caller.leave()
         if self._optimizer is not None:
             self._optimizer.leave()
@@ -409,7 +412,7 @@ class DeviceSteps:
             InputError, ResumeError: no file has the state, or the loop cannot take it.
         """
         self.refresh()
-        with self._left(), self._constants.module.training():
+        with self._left(), plain_modules(), self._constants.module.training():
             loop = make()
         made = self._optimizer
         has_state = made is not None and (made.is_loaded or self._given_state == self.steps)
@@ -423,6 +426,13 @@ class DeviceSteps:
         """End the processes, and let the caller's module and optimizer be."""
         self._leave()
         self._run.end()
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Let the caller's module be plain for a block, with the weights of now."""
+        self.refresh()
+        with self._left():
+            yield
 
     @property
     def done(self) -> Run | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.callers.parts import PartsWatch
+from bigbrain_fx.bundles.callers.watching import plain_modules
 from bigbrain_fx.bundles.compile import Split, split
 from bigbrain_fx.bundles.device_steps import Begun, DeviceSteps
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
@@ -100,12 +101,15 @@ class Machine(Shown):
         wanted = Wanted(self.cluster, model, example_batch, loss, chosen, how, known, callers)
         way = OwnWay(model, example_batch, loss, known, chosen)
         own = way if out is None and how.commits is None else None
+        folder = _temporary() if out is None else Path(out)
         try:
-            begun = wanted.begun(_temporary() if out is None else Path(out), rehearse=rehearse)
+            with plain_modules():
+                begun = wanted.begun(folder, rehearse=rehearse)
         except BigBrainError as refusal:
             if own is None:
                 raise
-            return Session(own.instead_of(refusal), model, None)
+            with plain_modules():
+                return Session(own.instead_of(refusal), model, None)
         if callers is not None and callers.has_state and not how.resume:
             begun = replace(begun, options=_going_on(begun.made, model, callers, how))
         is_kept = how.commits or known.grad_scaler  # no commit of another bundle; no scale anew

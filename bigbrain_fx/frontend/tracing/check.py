@@ -28,7 +28,7 @@ from bigbrain_fx.frontend.tracing.executor.tolerance import (
     exact_gradients,
 )
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
-from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
+from bigbrain_fx.frontend.tracing.plain import gradients_of, same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.leaf import apart_from_here
@@ -159,15 +159,7 @@ class CheckRun:
         wanted = self._trained(self.tensors)
         if not wanted or not loss.requires_grad:
             return {}
-        before = [(tensor, tensor.grad) for tensor in wanted.values()]
-        try:
-            for tensor, _ in before:
-                tensor.grad = None
-            loss.backward()
-            return {name: tensor.grad for name, tensor in wanted.items()}
-        finally:
-            for tensor, gradient in before:
-                tensor.grad = gradient
+        return dict(zip(wanted, gradients_of(loss, list(wanted.values())), strict=True))
 
     def _without_hooks(self) -> dict[str, Tensor]:
         """Return the tensors as a bundle has them: the same numbers, without the user's hooks."""

@@ -70,12 +70,9 @@ class Plain:
             loss = self.step(*copies)[0]
             begin = torch.full_like(loss, share)
             return loss.detach(), torch.autograd.grad(loss, wanted, begin, allow_unused=True)
-        with self._seeded(tensors, seed, seed) as copies, _gradients_apart(wanted):
+        with self._seeded(tensors, seed, seed) as copies:  # a reentrant checkpoint needs backward()
             loss = self.step(*copies)[0]
-            loss.backward(
-                torch.full_like(loss, share)
-            )  # a reentrant checkpoint runs under it alone
-            return loss.detach(), tuple(p.grad for p in wanted)
+            return loss.detach(), gradients_of(loss, wanted, torch.full_like(loss, share))
 
     def after(
         self, before: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], seed: int
@@ -130,17 +127,35 @@ class Plain:
             yield copies
 
 
-@contextlib.contextmanager
-def _gradients_apart(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have no gradients for a while; restore the earlier ones afterwards."""
-    before = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None
+def gradients_of(
+    loss: Tensor, wanted: Sequence[Tensor], begin: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `loss.backward(begin)`; every tensor keeps the one that it had.
+
+    The loss may reach others, too: those of another model of the user's.
+    """
+    before = [(tensor, tensor.grad) for tensor in (*wanted, *_leaves(loss))]
     try:
-        yield
+        for tensor, _ in before:
+            tensor.grad = None
+        loss.backward(begin)
+        return tuple(tensor.grad for tensor in wanted)
     finally:
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = gradient
+        for tensor, gradient in before:
+            tensor.grad = gradient
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors in which a backward of the loss leaves gradients."""
+    waiting, seen = [loss.grad_fn], set[object]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            yield leaf
+        waiting += [each for each, _ in node.next_functions]
 
 
 @contextlib.contextmanager

@@ -372,7 +372,8 @@ class DeviceSteps:
         from bigbrain_fx.runtime import load_optimizer, optimizer_states
 
         made = self._optimizer
-        if made is not None and not made.is_set_there:
+        scales = scaler is not None and scaler.is_enabled()
+        if made is not None and not made.is_set_there and not scales:
             made.take(lambda own: optimizer_states(state, own), self._parameters)
             return
         taken = nullcontext() if made is None else made.gets_state()
@@ -416,7 +417,7 @@ class DeviceSteps:
             loop = make()
         made = self._optimizer
         has_state = made is not None and (made.is_loaded or self._given_state == self.steps)
-        if made is None or made.is_set_there or not has_state:
+        if made is None or made.is_set_there or loop.scaler.is_enabled() or not has_state:
             self._give_state(loop.optimizer, loop.scaler, loop.scheduler)
         loop.step_number = self.steps
         self.end()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,15 +89,24 @@ class Plain:
                     self.step(*copies)
             return self.loss_and_gradients(tensors, seed)
 
-    def left(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
-        """Run once; return the results of `gradients`, then all buffers and frozen weights."""
+    def left(
+        self, tensors: Sequence[Tensor], seed: int, buffers: Collection[str] | None = None
+    ) -> Numbers:
+        """Run once; return the results of `gradients`, then buffers and frozen weights.
+
+        Args:
+            tensors: of the batch; the run gets copies.
+            seed: of all generators.
+            buffers: by name, those that count; None: all.
+        """
         with self._seeded(tensors, seed, seed) as copies:
             found = self._with_gradients(copies)
-            return (*found, *self._kept())
+            return (*found, *self._kept(buffers))
 
-    def _kept(self) -> Iterator[Tensor]:
-        kept = (*self.model.buffers(), *_frozen(self.model))
-        return (tensor.detach().clone() for tensor in kept)
+    def _kept(self, buffers: Collection[str] | None) -> Iterator[Tensor]:
+        named = self.model.named_buffers()
+        counting = (t for name, t in named if buffers is None or name in buffers)
+        return (tensor.detach().clone() for tensor in (*counting, *_frozen(self.model)))
 
     def _with_gradients(self, copies: Sequence[Tensor]) -> Numbers:
         found = self.step(*copies)

@@ -312,4 +312,5 @@ def _numbers(
     taken = take_apart(example)
     step = Step(model, loss, taken, route(model, example, loss is not None))
     plain = Plain(step, model, autocast)
-    return lambda: plain.left(list(taken.sized(taken.rows).values()), 0)
+    tensors, buffers = list(taken.sized(taken.rows).values()), dict(model.named_buffers()).keys()
+    return lambda: plain.left(tensors, 0, buffers)

@@ -300,7 +300,9 @@ class DeviceSteps:
 
     def save(self, to: Path, optimizer: Path | None) -> None:
         """Write the weights after the last step, and the optimizer's state, if a file is named."""
-        if names := self._constants.module.written():
+        with self._caller.unread():
+            names = self._constants.module.written()
+        if names:
             raise InputError(
                 f"the loop has written into {names[0]}, and devices get that with the next batch",
                 code="BX3197",

@@ -321,6 +321,7 @@ def test_a_write_that_no_device_has_is_not_saved(tmp_path: Path) -> None:
     about: Any = {"loss": error, "rehearse": False}
     with machine(model, example_batch=batches_of(1)[0], **about) as session:
         session.step(batches_of(1)[0])
+        session.save(tmp_path / "first.safetensors")  # nothing has read the model since
         clamp(model, 0)
         with refused("BX3197", bb.InputError):
             session.save(tmp_path / "model.safetensors")

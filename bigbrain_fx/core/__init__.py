@@ -7,6 +7,13 @@ simulated on a machine without a model or a GPU.
 """
 
 from bigbrain_fx.core.aliases import alias_package as alias_package
+from bigbrain_fx.core.arguments import (
+    Arg as Arg,
+    Const as Const,
+    ParamRef as ParamRef,
+    Ref as Ref,
+    leaves as leaves,
+)
 from bigbrain_fx.core.cluster import (
     BLAS_BYTES as BLAS_BYTES,
     BLAS_BYTES_FROM_HOPPER_ON as BLAS_BYTES_FROM_HOPPER_ON,
@@ -26,18 +33,13 @@ from bigbrain_fx.core.graph import (
     INT8_MOST as INT8_MOST,
     OPAQUE_MODULE as OPAQUE_MODULE,
     OPAQUE_STEP as OPAQUE_STEP,
-    Arg as Arg,
     CallArguments as CallArguments,
-    Const as Const,
     Graph as Graph,
     Input as Input,
     ModuleCall as ModuleCall,
     Op as Op,
     Param as Param,
-    ParamRef as ParamRef,
-    Ref as Ref,
     Saves as Saves,
-    leaves as leaves,
     quantised_weights as quantised_weights,
 )
 from bigbrain_fx.core.json_once import once as once

@@ -1,14 +1,13 @@
-"""The model as data: ops in topological order, their arguments, sizes and places in the source."""
+"""The model as data: ops in topological order, their sizes and places in the source."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Union
+from typing import Literal
 
-from typing_extensions import TypeAliasType
-
+from bigbrain_fx.core.arguments import Arg, ParamRef, Ref, leaves
 from bigbrain_fx.core.sizes import Dim, is_length, size_of
 from bigbrain_fx.core.tensor_spec import TensorSpec
 
@@ -16,41 +15,6 @@ OPAQUE_STEP = "user.step"
 """Target of the op that is a whole training step of the user's own Python, see `frontend`."""
 OPAQUE_MODULE = "leaf."
 """Begins the target of an op that calls an opaque module, before its path."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """An argument that is the output of an op, or a model input."""
-
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class ParamRef:
-    """An argument that is a parameter, a buffer or a constant, by its name in the user's model."""
-
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class Const:
-    """An argument that JSON has no word for.
-
-    One of: "torch.float32" (dtypes, layouts and memory formats by their torch name), "device" (the
-    stage's own device), "inf", "-inf", "nan", "1j".
-    """
-
-    const: str
-
-    @property
-    def number(self) -> complex:
-        """The number that the literal stands for, where it is one."""
-        return complex(self.const) if "j" in self.const else float(self.const)
-
-
-Arg = TypeAliasType(  # a literal, a reference, or a list of arguments
-    "Arg", Union[bool, int, float, str, Ref, ParamRef, Const, "tuple[Arg, ...]", None]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,15 +199,6 @@ class Op:
 
     def _all_args(self) -> tuple[Arg, ...]:
         return (*self.args, *(value for _, value in self.kwargs))
-
-
-def leaves(args: tuple[Arg, ...]) -> Iterator[Arg]:
-    """Yield every argument that is no list, in order, through any nesting."""
-    for arg in args:
-        if isinstance(arg, tuple):
-            yield from leaves(arg)
-        else:
-            yield arg
 
 
 @dataclass(frozen=True, slots=True)

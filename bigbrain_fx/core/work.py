@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from bigbrain_fx.core.graph import Arg
+from bigbrain_fx.core.arguments import Arg
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, plus, times
 from bigbrain_fx.core.tensor_spec import TensorSpec
 from bigbrain_fx.core.words import words

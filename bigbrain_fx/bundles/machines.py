@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -102,14 +103,15 @@ class Machine(Shown):
         way = OwnWay(model, example_batch, loss, known, chosen)
         own = way if out is None and how.commits is None else None
         folder = _temporary() if out is None else Path(out)
-        try:
-            with plain_modules():
+        with ExitStack() as stack:
+            stack.enter_context(plain_modules())
+            given = stack.enter_context(way.as_given())
+            try:
                 begun = wanted.begun(folder, rehearse=rehearse)
-        except BigBrainError as refusal:
-            if own is None:
-                raise
-            with plain_modules():
-                return Session(own.instead_of(refusal), model, None)
+            except BigBrainError as refusal:
+                if own is None:
+                    raise
+                return Session(own.instead_of(refusal, given), model, None)
         if callers is not None and callers.has_state and not how.resume:
             begun = replace(begun, options=_going_on(begun.made, model, callers, how))
         is_kept = how.commits or known.grad_scaler  # no commit of another bundle; no scale anew

@@ -25,8 +25,9 @@ from bigbrain_fx.supervisor import Event
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from bigbrain_fx.frontend import OwnLoop
+    from bigbrain_fx.frontend import Fork, OwnLoop
 
+_STEPS, _LIMIT_S = 4, 120.0  # of a fork
 _NUMBER = "BX2164"  # a number in the batch is another
 _FINAL = {
     "BX3047": "what is given is no module",
@@ -137,8 +138,18 @@ class OwnWay:
     recipe: Recipe
     options: Options
 
-    def instead_of(self, refusal: BigBrainError) -> OwnSteps:
+    def as_given(self) -> Fork:
+        """Return a fork that has the module as it is now, and trains a few steps when asked."""
+        from bigbrain_fx.frontend import Fork
+
+        return Fork(lambda requests, say: say(self._trained()) if requests.readline() else None)
+
+    def instead_of(self, refusal: BigBrainError, given: Fork) -> OwnSteps:
         """Return steps in place of a session that is refused, and warn of it.
+
+        Args:
+            refusal: of the session.
+            given: made before anything has run the module: see `as_given`.
 
         Raises:
             BigBrainError: the refusal, where plain PyTorch does not train the module, either, or
@@ -151,6 +162,7 @@ class OwnWay:
         except BigBrainError as error:
             is_same = error.code == refusal.code
             raise refusal if is_same else noted(refusal, error, "in this process") from error
+        self._require_as_given(refusal, given)
         warnings.warn(_warning(self.module, refusal), SplitWarning, stacklevel=3)
         return steps
 
@@ -160,12 +172,46 @@ class OwnWay:
 
         if error.code not in (*CHANGED, _NUMBER) or self.options.strict or divides(self.options):
             return None
+        if before.has_opaque_ops:  # their own state is on the devices
+            return None
         try:
             loop = before.hand_over(self._loop)
         except (InputError, ResumeError):
             return None
         own = OwnSteps(loop, self.module, before.leaves_out)
         return own.follow(before.made, before.events, before.losses, before.done)
+
+    def _require_as_given(self, refusal: BigBrainError, given: Fork) -> None:
+        """Refuse a module that capture has left otherwise: a counter in a closure, an iterator.
+
+        Raises:
+            BigBrainError: the refusal.
+        """
+        from bigbrain_fx.frontend import apart
+
+        given.ask({})
+        before, now = given.answer(_LIMIT_S), apart(self._trained, _LIMIT_S)
+        if before is None or before != now:
+            refusal.notes = (
+                *refusal.notes,
+                "nor can the whole step run in this process: the module or the loss keeps what its "
+                "calls have changed since; of a model.py one device runs the step",
+            )
+            raise refusal
+
+    def _trained(self) -> dict[str, str]:
+        """Return the losses of a few steps on the example; the process is a fork."""
+        import random
+
+        import torch
+
+        random.seed(0)
+        torch.manual_seed(0)
+        try:
+            loop = self._loop()
+            return {"losses": repr([loop.step(self.example) for _ in range(_STEPS)])}
+        except Exception as error:  # the user's own code
+            return {"error": repr(error)}
 
     def _loop(self) -> OwnLoop:
         return own_loop(self.module, self.example, self.loss, self.recipe)

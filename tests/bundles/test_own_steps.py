@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -414,3 +415,22 @@ def test_a_loop_may_change_hooks_parts_and_parameters(
     assert losses == pytest.approx(want, abs=1e-6)
     for one, other in zip(plain.numbers(), own.numbers(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Counting(Net):
+    """Its own forward counts calls in a closure, which nothing puts back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = itertools.count(1)
+        self.next: Callable[[], int] = lambda: next(calls)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * min(1.0, self.next() / 20)
+
+
+def test_a_model_that_capture_has_left_otherwise_is_refused(tmp_path: Path) -> None:
+    """It would begin with another count than a loop of plain PyTorch."""
+    with pytest.raises(bb.BigBrainError) as caught:
+        Loop(Counting).in_session(tmp_path)
+    assert any("its calls have changed" in note for note in caught.value.notes)

@@ -62,7 +62,7 @@ RUNTIME = excused(
             "checkpoint_store.py load mmap.mmap",
             "checkpoint_store.py to_resume .exists",
             "checkpoint_store.py to_resume .is_dir",
-            "plain.py load_optimizer safe_open",
+            "plain.py _read safe_open",
             "rows.py _opened safe_open",
         ),
         "of offloaded bundles: tests/runtime/test_stores.py and tests/supervisor/test_stores.py": (
@@ -176,6 +176,7 @@ SUPERVISOR = excused(
         "beside a file that is read there, which is struck": (
             "host_memory.py text_of .read",
             "starving.py _waited_ns .iterdir",
+            "starving.py _waited_ns .read_text",
             "starving.py is_stopped .iterdir",
             "starving.py is_stopped .read_text",
         ),

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.callers.watching import WATCHING, plain_modules
 from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import (
-    Cutter,
-    RowCounts,
     entries,
     entry_tensor,
     has_fewer,
     require_one_number,
 )
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
-from bigbrain_fx.bundles.launch import Run, RunOptions
+from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.session_devices import require_session
-from bigbrain_fx.bundles.session_run import SessionRun
+from bigbrain_fx.bundles.session_run import Again, Begun, SessionRun
 from bigbrain_fx.core import OPAQUE_MODULE, ROW_COUNTS
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.supervisor import Event, warn
@@ -45,27 +41,11 @@ if TYPE_CHECKING:
 OF_MODULE = "module."  # as in runtime/feeding.py
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A bundle whose devices are to be started.
-
-    Attributes:
-        made: the plan, the bundle, and notes on them.
-        options: of the run.
-        constants: of the trace. row_counts, cutter: of its batches.
-    """
-
-    made: Split
-    options: RunOptions
-    constants: Constants
-    row_counts: RowCounts | None = None
-    cutter: Cutter | None = None
-
-
-Again: TypeAlias = Callable[[Constants, Path, Path, int], Begun]
-"""Constants that have changed, a bundle, a commit of its run, steps -> another one, to go on."""
 MOST = 16  # times that a model is split again
 CHANGED = ("BX2152", "BX2152b", "BX3190", "BX3198")  # a module, the loss, groups, a state
+RESHAPED = ("BX2164", "BX3031")  # another number or text in a batch, another shape: a trace may be
+OF_BATCH = (*RESHAPED, "BX3031a")  # another type: none is
+TRIAL_S = 120.0  # longest step of a fork
 
 
 class DeviceSteps:
@@ -80,7 +60,6 @@ class DeviceSteps:
         begun: the bundle.
         module: the caller's own, which gets the weights of the devices.
         optimizer: likewise.
-        again: splits the module anew where it has changed.
     """
 
     made: Split | None
@@ -90,9 +69,8 @@ class DeviceSteps:
         begun: Begun,
         module: nn.Module,
         optimizer: CallersOptimizer | None = None,
-        again: Again | None = None,
     ) -> None:
-        self.module, self._optimizer, self._again = module, optimizer, again
+        self.module, self._optimizer = module, optimizer
         self._names = list(module.state_dict())
         self._count = 0  # how often it was split again
         self._given = 0  # the step whose weights the module has
@@ -108,7 +86,7 @@ class DeviceSteps:
         devices = [plan.cluster.device[name] for name in plan.stages.devices]
         require_session(devices, backend=begun.options.backend)
         self.made, self._plan, self._bundle = begun.made, plan, begun.made.bundle
-        self._constants = begun.constants
+        self._constants, self._again = begun.constants, begun.again
         self._row_counts, self._cutter = begun.row_counts, begun.cutter
         self._entries = entries(plan)
         self._parameters = dict(self.module.named_parameters())  # the loop may put others there
@@ -119,8 +97,8 @@ class DeviceSteps:
             self._run.end()
             raise
 
-    def _begin_again(self) -> bool:
-        """Go on with a trace of the module as it is now; tell whether there is one."""
+    def _begin_again(self, batch: object) -> bool:
+        """Go on with a trace of module and batches as they are now; tell whether there is one."""
         if self._again is None or self._count == MOST:
             return False
         from bigbrain_fx.runtime import ResumeError
@@ -135,21 +113,17 @@ class DeviceSteps:
             if self._is_older():
                 self._give_weights()
             with self._left(), plain_modules():
-                return self._goes_on(self._again, commits)
+                return self._goes_on(self._again, batch, commits)
 
-    def _goes_on(self, again: Again, commits: Path) -> bool:
-        try:
-            begun = again(self._constants, self._bundle, commits, self.steps)
-        except BigBrainError:  # no trace is possible, or no device fits
-            return False
-        self._run.end()
-        try:
+    def _goes_on(self, again: Again, batch: object, commits: Path) -> bool:
+        with suppress(BigBrainError):  # no trace, no device that fits, none that has this state
+            begun = again(self._constants, batch, self._bundle, commits, self.steps)
+            self._run.end()
             self._begin(begun)
-        except BigBrainError:  # devices that cannot begin with this state
-            return False
-        if self._optimizer is not None:
-            self._optimizer.begin_again()
-        return True
+            if self._optimizer is not None:
+                self._optimizer.begin_again()
+            return True
+        return False
 
     def _enter(self) -> None:
         """Hear of what the loop does with its module and optimizer."""
@@ -209,7 +183,7 @@ class DeviceSteps:
         try:
             return self._entries_of(batch)
         except InputError as error:
-            if error.code not in CHANGED or not self._begin_again():
+            if error.code not in (*CHANGED, *RESHAPED) or not self._begin_again(batch):
                 raise
             warn(f"{error.what}: the model was split again, which takes some seconds")
         return self._entries_of(batch)
@@ -250,19 +224,20 @@ class DeviceSteps:
         if self._cutter is not None:
             parts = enumerate(self._cutter.of(batch))
             return {f"{n}.{m}": t for m, part in parts for n, t in self._of_part(part).items()}
-        self._constants.require(batch)
-        found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
+        found = self._tensors(batch)
         require_one_number(found, self._entries)
         if self._row_counts is not None:
             found[ROW_COUNTS] = self._row_counts.of(batch)
         return found
 
+    def _tensors(self, batch: object) -> dict[str, Tensor]:
+        batch = self._constants.required(batch)
+        return {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
+
     def _of_part(self, part: object) -> dict[str, Tensor]:
         from bigbrain_fx.frontend import part_counts
 
-        self._constants.require(part)
-        found = {n: entry_tensor(n, part, entry) for n, entry in self._entries.items()}
-        counts = self._row_counts
+        found, counts = self._tensors(part), self._row_counts
         return found if counts is None else found | part_counts(counts.count, part)
 
     def leaves_out(self, batch: object) -> bool:
@@ -411,17 +386,22 @@ class DeviceSteps:
         own = (OPAQUE_MODULE, "user.")
         return any(op.target.startswith(own) for op in self._plan.graph.ops)
 
-    def hand_over(self, make: Callable[[], OwnLoop]) -> OwnLoop:
-        """Give a loop of this process what the devices have, and end them.
+    def hand_over(self, make: Callable[[], OwnLoop], batch: object) -> OwnLoop | None:
+        """Give a loop of this process what the devices have, and end them; None: no step is done.
 
         Args:
             make: makes the loop, of the caller's module.
+            batch: the next one; where a step of it raises, the devices stay.
 
         Raises:
             InputError, ResumeError: no file has the state, or the loop cannot take it.
         """
+        from bigbrain_fx.frontend import apart
+
         self.refresh()
         with self._left(), plain_modules(), self._constants.module.training():
+            if apart(lambda: {"loss": repr(make().step(batch))}, TRIAL_S) is None:
+                return None
             loop = make()
         made = self._optimizer
         has_state = made is not None and (made.is_loaded or self._given_state == self.steps)

@@ -119,12 +119,16 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
         )
     if isinstance(found, torch.Tensor) and 0 < entry.dim < found.dim():
         found = found.movedim(entry.dim, 0)
-    if not isinstance(found, torch.Tensor):
-        shown = type(found).__name__
-    else:
-        shown = f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
+    if not isinstance(found, torch.Tensor) or str(found.dtype) != f"torch.{entry.dtype}":
+        shown = getattr(found, "dtype", type(found).__name__)
+        raise InputError(
+            f"batch entry {name!r} is {shown}, but the model was split for {entry.dtype}",
+            code="BX3031a",
+            help="give all batches one type, as x.to(torch.float32) does",
+        )
+    shown = f"{entry.dtype}{list(found.shape)}"
     wanted = f"{entry.dtype}{list(entry.shape)}"
-    if shown != wanted and not (isinstance(found, torch.Tensor) and _may_be(entry, found)):
+    if shown != wanted and not _may_be(entry, found):
         raise InputError(
             f"batch entry {name!r} is {shown}, but the model was split for {wanted}",
             code="BX3031",
@@ -134,12 +138,12 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
             "pad={entry: number} fills up what is shorter, and with lengths=(64, 128) to the next "
             "of these",
         )
-    return torch.as_tensor(found).detach().cpu().contiguous()
+    return found.detach().cpu().contiguous()
 
 
 def _may_be(entry: SentEntry, found: Tensor) -> bool:
     """Whether an entry may have a shape that is not the example's."""
-    if str(found.dtype) != f"torch.{entry.dtype}" or found.dim() != len(entry.shape):
+    if found.dim() != len(entry.shape):
         return False
     if entry.varies:
         return True

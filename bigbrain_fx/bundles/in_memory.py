@@ -5,6 +5,7 @@ The module is captured in this process; a model file is captured in a child.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +27,7 @@ from bigbrain_fx.core import ROW_COUNTS, LossCount
 from bigbrain_fx.emit import opaque_modules, user_names
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.plan import Options, Source
+from bigbrain_fx.processes import Forking, ahead
 from bigbrain_fx.weights import Scratch, as_umask_says, tensors_apart
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ class _Defined:
 
 def _rehearsal(given: _Given, stack: ExitStack) -> Callable[[Captured], Rehearse]:
     """Let forks wait that have the module as it is now."""
+    from bigbrain_fx.frontend import numbers_in, with_number_inputs
     from bigbrain_fx.verification import Waiting, rehearsed
 
     elsewhere = {str(t.device) for t in given.module.state_dict().values()} - {"cpu"}
@@ -155,10 +158,16 @@ def _rehearsal(given: _Given, stack: ExitStack) -> Callable[[Captured], Rehearse
     keep_their_own = given.file.free and not given.said["lengths"]  # so nothing fills one up
     example = given.file.example_batch if keep_their_own else given.example
     file = replace(given.file, example_batch=example, parts=1, whole_batch=None, batches=None)
-    forks = stack.enter_context(Waiting(lambda _wanted: file))
-    return lambda captured: (
-        lambda bundle, limit_s: rehearsed(file, captured, bundle, forks, limit_s)
-    )
+    forking = ahead()
+    if forking is None and sys.platform == "linux":
+        forking = stack.enter_context(Forking(os.environ))
+    forks = stack.enter_context(Waiting(lambda _wanted: file, forking=forking))
+
+    def with_forks(captured: Captured) -> Rehearse:
+        own = with_number_inputs(file, numbers_in(captured.graph, file.example_batch))
+        return lambda bundle, limit_s: rehearsed(own, captured, bundle, forks, limit_s)
+
+    return with_forks
 
 
 def _found(
@@ -175,7 +184,7 @@ def _found(
     )
 
     module, recipe, loss = given.module, given.recipe, cast("None", given.loss)
-    captured = _captured(given)
+    given, captured = _captured_with_numbers(given)
     recipe = replace(recipe, drop_last=keeping_smaller(given.file, 0, captured).drop_last)
     given = replace(given, recipe=recipe, file=replace(given.file, batches=None))
     require_rows(recipe.drop_last, captured, given.trains)
@@ -209,6 +218,19 @@ def _found(
         rehearse=rehearse(captured) if rehearse else None,
         constants={} if _reads_alone(captured, given) else _constants(captured),
     )
+
+
+def _captured_with_numbers(given: _Given) -> tuple[_Given, Captured]:
+    """Capture the module; numbers that change in the first batches are inputs."""
+    from bigbrain_fx.frontend import captured_with_numbers, require_steady_file
+
+    if not given.trains:
+        return given, _captured(given)
+    file, captured = captured_with_numbers(
+        given.file, 0, lambda file: _captured(replace(given, file=file))
+    )
+    require_steady_file(file, 0)
+    return replace(given, file=file), captured
 
 
 def _reads_alone(captured: Captured, given: _Given) -> bool:

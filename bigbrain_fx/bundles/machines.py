@@ -23,13 +23,14 @@ from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.callers.parts import PartsWatch
 from bigbrain_fx.bundles.callers.watching import plain_modules
 from bigbrain_fx.bundles.compile import Split, split
-from bigbrain_fx.bundles.device_steps import Begun, DeviceSteps
+from bigbrain_fx.bundles.device_steps import DeviceSteps
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
-from bigbrain_fx.bundles.launch import RunOptions
+from bigbrain_fx.bundles.launch import RunOptions, started_first
 from bigbrain_fx.bundles.own_steps import OwnWay
 from bigbrain_fx.bundles.resplitting import commit_of_caller, commit_of_run
 from bigbrain_fx.bundles.session_devices import require_session
+from bigbrain_fx.bundles.session_run import Begun
 from bigbrain_fx.bundles.sessions import Session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
@@ -76,8 +77,10 @@ class Machine(Shown):
             model: an instance; its weights are where training begins. The instance has the weights
                 after the last step when it is called, when its `state_dict` is read, and when the
                 session ends.
-            example_batch: one batch; all others must have its shapes, but for what `drop_last`,
-                `pad` and `lengths` allow. Dimension 0 is the batch.
+            example_batch: one batch; dimension 0 is the batch. For a batch of another shape, or
+                with another number, the model is split again, which takes some seconds; where no
+                trace takes it, the steps go on in this process. `drop_last`, `pad`, `lengths` and
+                `seen` (a few batches) say beforehand what varies.
             loss: `loss(output, batch)`; else the scalar output, or its `.loss`.
             options: how to plan.
             run: how to run; one spare process is kept, unless this says otherwise.
@@ -103,19 +106,19 @@ class Machine(Shown):
         way = OwnWay(model, example_batch, loss, known, chosen)
         own = way if out is None and how.commits is None else None
         folder = _temporary() if out is None else Path(out)
-        with ExitStack() as stack:
-            stack.enter_context(plain_modules())
-            given = stack.enter_context(way.as_given())
-            try:
-                begun = wanted.begun(folder, rehearse=rehearse)
-            except BigBrainError as refusal:
-                if own is None:
-                    raise
-                return Session(own.instead_of(refusal, given), model, None)
-        if callers is not None and callers.has_state and not how.resume:
-            begun = replace(begun, options=_going_on(begun.made, model, callers, how))
-        is_kept = how.commits or known.grad_scaler  # no commit of another bundle; no scale anew
-        steps = DeviceSteps(begun, model, callers, None if is_kept else wanted.begun_again)
+        with started_first(self.cluster.devices):
+            with ExitStack() as stack:
+                stack.enter_context(plain_modules())
+                given = stack.enter_context(way.as_given())
+                try:
+                    begun = wanted.begun(folder, rehearse=rehearse)
+                except BigBrainError as refusal:
+                    if own is None:
+                        raise
+                    return Session(own.instead_of(refusal, given), model, None)
+            if callers is not None and callers.has_state and not how.resume:
+                begun = replace(begun, options=_going_on(begun.made, model, callers, how))
+            steps = DeviceSteps(begun, model, callers)
         return Session(steps, model, own)
 
     def train(
@@ -191,11 +194,25 @@ class Wanted:
         """Split the model, to begin with its weights."""
         return self._of(self._split(out, rehearse), {}, self.run)
 
-    def begun_again(self, constants: Constants, before: Path, commits: Path, steps: int) -> Begun:
+    def begun_again(
+        self, constants: Constants, batch: object, before: Path, commits: Path, steps: int
+    ) -> Begun:
         """Split the model as it is now, to go on from a commit of `before` after so many steps.
 
-        Numbers that have changed are inputs of the new trace, where it takes them.
+        Numbers that have changed are inputs of the new trace, where it takes them; so is what
+        `batch` has otherwise than the example. The one with more rows is the new example.
         """
+        few, many = sorted((batch, self.example_batch), key=self._rows)
+        recipe = replace(self.recipe, seen=(*self.recipe.seen, few))
+        wanted = replace(self, example_batch=many, recipe=recipe)
+        return wanted._begun_again(constants, before, commits, steps)
+
+    def _rows(self, batch: object) -> int:
+        from bigbrain_fx.frontend import take_apart
+
+        return take_apart(batch, dims=self.recipe.batch_dims).rows
+
+    def _begun_again(self, constants: Constants, before: Path, commits: Path, steps: int) -> Begun:
         with constants.as_inputs() as inputs:
             out = _temporary()
             made = self._split(out, rehearse=False) if inputs else None
@@ -230,12 +247,18 @@ class Wanted:
         )
 
     def _of(self, made: Split, inputs: Mapping[str, Tensor], how: RunOptions) -> Begun:
+        from bigbrain_fx.frontend import numbers_in
+
         cutter = _cutter(made.plan, self.recipe)
         example = cutter.of(self.example_batch)[0] if cutter else self.example_batch
+        numbers = numbers_in(made.plan.graph, example)
         about = self.model, example, self.loss, self.recipe.autocast
         parts = None if cutter else PartsWatch.of(made.plan.micro_batches, made.compare_later)
-        constants = Constants(*about, made.constants, inputs, parts)
-        return Begun(made, how, constants, _row_counts(made.plan.source, self.recipe), cutter)
+        constants = Constants(*about, made.constants, inputs, parts, numbers)
+        counts = _row_counts(made.plan.source, self.recipe)
+        is_kept = self.run.commits or self.recipe.grad_scaler  # no other bundle's commit; no scale
+        again = None if is_kept else self.begun_again
+        return Begun(made, how, constants, counts, cutter, again)
 
 
 def _callers_optimizer(recipe: Recipe) -> CallersOptimizer | None:

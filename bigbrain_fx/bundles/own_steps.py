@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbrain_fx.bundles.compile import Split
-from bigbrain_fx.bundles.device_steps import CHANGED, DeviceSteps
+from bigbrain_fx.bundles.device_steps import CHANGED, OF_BATCH, DeviceSteps
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.in_memory import own_loop
 from bigbrain_fx.bundles.launch import Run
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend import Fork, OwnLoop
 
 _STEPS, _LIMIT_S = 4, 120.0  # of a fork
-_NUMBER = "BX2164"  # a number in the batch is another
 _FINAL = {
     "BX3047": "what is given is no module",
     "BX3048": "there is no example batch",
@@ -166,17 +165,26 @@ class OwnWay:
         warnings.warn(_warning(self.module, refusal), SplitWarning, stacklevel=3)
         return steps
 
-    def go_on(self, before: DeviceSteps, error: InputError) -> OwnSteps | None:
-        """Return steps that go on after those of devices; None where these cannot, either."""
+    def go_on(self, before: DeviceSteps, error: InputError, batch: object) -> OwnSteps | None:
+        """Return steps that go on after those of devices; None where these cannot, either.
+
+        Args:
+            before: the steps of devices.
+            error: why they do not take the next batch.
+            batch: the next one.
+        """
         from bigbrain_fx.runtime import ResumeError
 
-        if error.code not in (*CHANGED, _NUMBER) or self.options.strict or divides(self.options):
+        is_meant = error.code in (*CHANGED, *OF_BATCH)
+        if not is_meant or self.options.strict or divides(self.options):
             return None
         if before.has_opaque_ops:  # their own state is on the devices
             return None
         try:
-            loop = before.hand_over(self._loop)
+            loop = before.hand_over(self._loop, batch)
         except (InputError, ResumeError):
+            return None
+        if loop is None:
             return None
         own = OwnSteps(loop, self.module, before.leaves_out)
         return own.follow(before.made, before.events, before.losses, before.done)

@@ -7,13 +7,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from bigbrain_fx.bundles.callers.constants import Constants
+from bigbrain_fx.bundles.compile import Split
+from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.supervisor import Event, Feed
 
 LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
+
+
+Again: TypeAlias = "Callable[[Constants, object, Path, Path, int], Begun]"
+"""Constants that have changed, a batch that does not fit, a bundle, a commit of its run, steps ->
+another one, to go on.
+"""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A bundle whose devices are to be started.
+
+    Attributes:
+        made: the plan, the bundle, and notes on them.
+        options: of the run.
+        constants: of the trace. row_counts, cutter: of its batches.
+        again: splits the module anew where it or a batch has changed; None where nothing may.
+    """
+
+    made: Split
+    options: RunOptions
+    constants: Constants
+    row_counts: RowCounts | None = None
+    cutter: Cutter | None = None
+    again: Again | None = None
 
 
 class SessionRun:

@@ -132,15 +132,15 @@ class Session(Shown):
         try:
             return self._steps.send(batch)
         except InputError as error:
-            if not self._goes_on_here(error):
+            if not self._goes_on_here(error, batch):
                 raise
         return self._steps.send(batch)
 
-    def _goes_on_here(self, error: InputError) -> bool:
+    def _goes_on_here(self, error: InputError, batch: object) -> bool:
         """Go on in this process; tell whether that is possible."""
         if self._way is None or not isinstance(self._steps, DeviceSteps):
             return False
-        own = self._way.go_on(self._steps, error)
+        own = self._way.go_on(self._steps, error, batch)
         if own is None:
             return False
         warn(f"WARNING: {error.what}: the steps go on whole in this process. Else {error.help}")

@@ -34,13 +34,27 @@ if TYPE_CHECKING:
         training_of as training_of,
     )
     from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
+    from bigbrain_fx.frontend.file_checks import (
+        captured_with_numbers as captured_with_numbers,
+        require_steady_file as require_steady_file,
+    )
     from bigbrain_fx.frontend.first_batches import (
         BatchReading as BatchReading,
         further_batches as further_batches,
         keeping_smaller as keeping_smaller,
     )
-    from bigbrain_fx.frontend.forked import Fork as Fork, Say as Say, apart as apart
-    from bigbrain_fx.frontend.later_batches import LaterBatches as LaterBatches
+    from bigbrain_fx.frontend.forked import (
+        Answering as Answering,
+        Ends as Ends,
+        Fork as Fork,
+        Say as Say,
+        answer as answer,
+        apart as apart,
+    )
+    from bigbrain_fx.frontend.later_batches import (
+        LaterBatches as LaterBatches,
+        require_steady as require_steady,
+    )
     from bigbrain_fx.frontend.lengths import with_lengths as with_lengths
     from bigbrain_fx.frontend.location import (
         HF as HF,
@@ -72,8 +86,10 @@ if TYPE_CHECKING:
         call_of as call_of,
     )
     from bigbrain_fx.frontend.plain_entries import (
+        Types as Types,
         numbers_in as numbers_in,
         with_number_inputs as with_number_inputs,
+        with_numbers as with_numbers,
     )
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name

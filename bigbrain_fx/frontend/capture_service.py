@@ -85,7 +85,8 @@ class CaptureService:
         from bigbrain_fx.frontend.quantised import require_read_by_layers
 
         if self.trains and not blank:
-            self.file, self.captured = checks.captured_with_numbers(self.file, self.seed, wanted)
+            trace = partial(checks.captured, wanted=wanted)
+            self.file, self.captured = checks.captured_with_numbers(self.file, self.seed, trace)
             checks.require_steady_file(self.file, self.seed)
             self.fixed = fixed_parts(self.file, self.captured)
             self.file = keeping_smaller(self.file, self.seed, self.captured)

@@ -5,7 +5,7 @@ See `capture_service` for their order. What an earlier command has answered need
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -50,18 +50,23 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
 
 
 def captured_with_numbers(
-    file: ModelFile, seed: int, wanted: Mapping[str, object]
+    file: ModelFile, seed: int, trace: Callable[[ModelFile], Captured]
 ) -> tuple[ModelFile, Captured]:
     """Trace a model file's model; numbers of a batch that change are inputs of the graph.
+
+    Args:
+        file: says in its first batches what changes.
+        seed: of its batches.
+        trace: traces the model by the example of a file.
 
     Raises:
         InputError: no trace holds with such a number as a tensor.
     """
     own = with_number_inputs(file, changing_numbers(file, seed))
     if not own.numbers:
-        return file, captured(file, wanted)
+        return file, trace(file)
     try:
-        found = captured(own, wanted)
+        found = trace(own)
     except BigBrainError as error:
         raise _no_tensor(own, f"{error.what}") from error
     if assumes_number(found.graph, own.numbers):

@@ -55,22 +55,20 @@ def apart(
 
 
 Say = Callable[[Mapping[str, object]], None]
+Serve = Callable[[IO[str], Say], None]
+Ends = tuple[int, int]  # of two pipes: one to read, and one to write
 
 
-class Fork:
-    """A fork of this process, made here and now: one JSON object a line each way.
+class Answering:
+    """A process that answers requests: one JSON object a line each way.
 
     Args:
-        serve: reads requests and answers them, in the fork; it ends with that.
+        begin: starts it, given the ends that it reads and writes, and those of this process.
     """
 
-    def __init__(self, serve: Callable[[IO[str], Say], None]) -> None:
+    def __init__(self, begin: Callable[[Ends, Ends], None]) -> None:
         asked, told = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(asked[1])
-            os.close(told[0])
-            _be_the_fork(serve, asked[0], told[1])
+        begin((asked[0], told[1]), (asked[1], told[0]))
         os.close(asked[0])
         os.close(told[1])
         self._requests, self._pipe, self._lines = os.fdopen(asked[1], "w"), told[0], Lines(told[0])
@@ -94,6 +92,28 @@ class Fork:
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         os.close(self._pipe)
+
+
+class Fork(Answering):
+    """A fork of this process, made here and now.
+
+    Args:
+        serve: reads requests and answers them, in the fork; it ends with that.
+    """
+
+    def __init__(self, serve: Serve) -> None:
+        super().__init__(partial(self._begin, serve))
+
+    def _begin(self, serve: Serve, its: Ends, ours: Ends) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            for end in ours:
+                os.close(end)
+            _be_the_fork(serve, *its)
+
+    def close(self) -> None:
+        """End it, with what the user's code may have started there."""
+        super().close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
@@ -107,22 +127,27 @@ class Fork:
         self.close()
 
 
-def _be_the_fork(serve: Callable[[IO[str], Say], None], requests: int, answers: int) -> None:
+def _be_the_fork(serve: Serve, requests: int, answers: int) -> None:
     """Serve, in a group of processes of its own, and end."""
     try:
-        end_with_parent()
         os.setpgid(0, 0)
-        be_quiet()
-        torch.set_num_threads(1)  # a fork has none of its parent's threads
-        with os.fdopen(requests) as asked, os.fdopen(answers, "w") as told:
-
-            def say(answer: Mapping[str, object]) -> None:
-                told.write(json.dumps(answer) + "\n")
-                told.flush()
-
-            serve(asked, say)
+        answer(serve, requests, answers)
     finally:
         os._exit(0)
+
+
+def answer(serve: Serve, requests: int, answers: int) -> None:
+    """Serve, quietly, until the requests or the parent end."""
+    end_with_parent()
+    be_quiet()
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    with os.fdopen(requests) as asked, os.fdopen(answers, "w") as told:
+
+        def say(said: Mapping[str, object]) -> None:
+            told.write(json.dumps(said) + "\n")
+            told.flush()
+
+        serve(asked, say)
 
 
 def be_quiet() -> None:

@@ -1,7 +1,12 @@
 """Processes that are forks of one that has imported what all of them need; stdlib only."""
 
-from pathlib import Path
-
 from bigbrain_fx.processes.forking import Order as Order, become as become
-
-PROGRAM = Path(__file__).with_name("forking.py")
+from bigbrain_fx.processes.forks import (
+    PROGRAM as PROGRAM,
+    Forked as Forked,
+    Forking as Forking,
+    ahead as ahead,
+    end_ahead as end_ahead,
+    start_ahead as start_ahead,
+    take as take,
+)

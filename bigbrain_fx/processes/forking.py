@@ -72,7 +72,8 @@ def _start(selector: selectors.BaseSelector, order: Order, files: list[int]) -> 
     pid = _apart(order, files) if order.get("apart") else _forked(order, files)
     for file in files:
         os.close(file)
-    own.send(str(pid).encode())
+    with contextlib.suppress(OSError):  # whoever has ordered it does not wait
+        own.send(str(pid).encode())
     if order.get("apart"):
         own.close()
     else:
@@ -108,9 +109,10 @@ def _apart(order: Order, files: list[int]) -> int:
 def _tell(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
     """Send a fork's exit code to who asks for it: it has ended. Its number is free from then on."""
     own: Any = key.fileobj
-    if own.recv(1):
-        _, status = os.waitpid(key.data, 0)
-        own.send(str(os.waitstatus_to_exitcode(status)).encode())
+    with contextlib.suppress(OSError):
+        if own.recv(1):
+            _, status = os.waitpid(key.data, 0)
+            own.send(str(os.waitstatus_to_exitcode(status)).encode())
     selector.unregister(own)
     own.close()
 

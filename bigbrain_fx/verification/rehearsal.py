@@ -4,7 +4,8 @@
                                 └─▶ the loop, and the bundle: processes that have not run it
     loop = graph = one process = bundle: losses, gradients, buffers and weights of each step
 
-A module in memory is in the forks as it was before it was captured; its loop trains on the example.
+A module in memory is in the loop's fork as it was before it was captured; it trains on the example.
+Its bundle trains in a new Python, as its devices will be.
 Different numbers show side effects of model() and state that one function of the file leaves for
 another. They also show a different copy of the file in the bundle, and changing values in a trace.
 """
@@ -22,6 +23,7 @@ from typing import Any
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import Captured, CaptureService, ModelFile, apart, asked_at
 from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.processes import Forking
 from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.chain import opaque_chain, rehearsed_links
 from bigbrain_fx.verification.eager import load_there
@@ -84,11 +86,18 @@ class Waiting:
     Args:
         load: returns what the loop trains.
         is_expected: as of `PlainLoop`.
+        forking: as of `Alone`.
     """
 
-    def __init__(self, load: Load = load_there, *, is_expected: bool = True) -> None:
+    def __init__(
+        self,
+        load: Load = load_there,
+        *,
+        is_expected: bool = True,
+        forking: Forking | None = None,
+    ) -> None:
         self.loop = PlainLoop(load, is_expected=is_expected)
-        self.alone = Alone()
+        self.alone = Alone(forking)
 
     def __enter__(self) -> Waiting:
         return self

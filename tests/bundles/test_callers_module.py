@@ -416,12 +416,12 @@ def test_an_option_of_the_loss_that_the_loop_changes_is_refused(name: str) -> No
     put(1.0)
     batch: dict[str, object] = {"input": torch.ones(8, 4)}
     constants = Constants(nn.Linear(4, 4), batch, loss, None)
-    constants.require(batch)
+    constants.required(batch)
     put(0.5)
     with refused("BX2152b", bb.InputError):
-        constants.require(batch)
+        constants.required(batch)
     put(1.0)
-    constants.require(batch)
+    constants.required(batch)
 
 
 @pytest.mark.parametrize("through", ["in place", "data"])
@@ -434,11 +434,11 @@ def test_a_teacher_of_the_loss_that_the_loop_updates_is_refused(through: str) ->
 
     batch: dict[str, object] = {"input": torch.ones(8, 4)}
     constants = Constants(nn.Linear(4, 4), batch, loss, None)
-    constants.require(batch)
+    constants.required(batch)
     weight = teacher.weight.data if through == "data" else teacher.weight
     weight.lerp_(torch.ones(4, 4), 0.1)
     with refused("BX2152b", bb.InputError):
-        constants.require(batch)
+        constants.required(batch)
 
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
@@ -452,13 +452,13 @@ def test_another_type_or_mode_is_refused(change: Callable[[nn.Module], object]) 
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     batch: dict[str, object] = {"input": torch.ones(8, 4)}
     constants = Constants(module, batch, Scaled(), None)
-    constants.require(batch)
+    constants.required(batch)
     module.eval()  # a validation: devices train all the same
-    constants.require(batch)
+    constants.required(batch)
     module.train()
     change(module)
     with refused("BX2152", bb.InputError):
-        constants.require(batch)
+        constants.required(batch)
 
 
 def test_a_name_that_counts_nothing_may_change() -> None:
@@ -466,7 +466,7 @@ def test_a_name_that_counts_nothing_may_change() -> None:
     batch: dict[str, object] = {"input": torch.ones(8, 4)}
     constants = Constants(nn.Linear(4, 4), batch, made, None)
     for made.calls in range(40):
-        constants.require(batch)
+        constants.required(batch)
 
 
 def test_a_step_under_autocast_is_refused_unless_the_devices_have_it() -> None:

@@ -272,8 +272,6 @@ def test_a_loop_of_ones_own_sends_batches_of_several_lengths(tmp_path: Path) -> 
     machine, options = bb.machine(write_cluster(tmp_path)), Options("naive", micro_batches=2)
     with machine(net, example_batch=data[0], options=options, **how) as session:
         losses = [session.step(batch) for batch in data]
-        with pytest.raises(InputError, match="split for int64"):
-            session.step({name: tensor.repeat(1, 3) for name, tensor in data[0].items()})
     optimizer = torch.optim.SGD(start.parameters(), lr=0.1)
     for batch, found in zip(data, losses, strict=True):
         optimizer.zero_grad()

@@ -132,8 +132,8 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
         pids = {e["device"]: e["pid"] for e in session.events if e["event"] == "started"}
         os.kill(pids["d1"], signal.SIGKILL)
         at_three = session.state_dict()  # of the replacement, too
-        with pytest.raises(bb.InputError, match=r"'x' is float32\[3, 4\], but .* float32\[8, 4\]"):
-            session.step({"x": torch.zeros(3, 4), "y": torch.zeros(3, 1)})
+        with refused("BX2164"):
+            session.step({"x": torch.zeros(8, 4)})
         found += [session.step(batch) for batch in batches[3:]]
         assert found == losses
         assert same(at_three, plain(3)[0].state_dict())
@@ -262,9 +262,9 @@ def test_a_number_that_counts_may_not_change() -> None:
 
     first: dict[str, object] = {"x": torch.ones(8, 4), "scale": 0.5, "name": "a"}
     constants = Constants(net(), first, scaled, None)
-    constants.require({**first, "name": "b"})
+    constants.required({**first, "name": "b"})
     with pytest.raises(bb.InputError, match=r"scale.*0\.5.*0\.7"):
-        constants.require({**first, "scale": 0.7})
+        constants.required({**first, "scale": 0.7})
 
 
 def test_the_module_may_not_change_while_devices_train_a_copy() -> None:
@@ -274,15 +274,15 @@ def test_the_module_may_not_change_while_devices_train_a_copy() -> None:
     constants = Constants(module, first, lambda output, _: output.square().mean(), None)
     module.register_buffer("seen", torch.zeros(()), persistent=False)
     module.eval().train()  # to compute with it, and back
-    constants.require(first)
+    constants.required(first)
     drop.p = 0.25
     with pytest.raises(bb.InputError, match=r"1\.p has changed .* \(it was 0\.5, it is 0\.25\)"):
-        constants.require(first)
+        constants.required(first)
     drop.p = 0.5
-    constants.require(first)
+    constants.required(first)
     linear.weight.requires_grad_(False)
     with pytest.raises(bb.InputError, match=r"0\.weight\.requires_grad has changed"):
-        constants.require(first)
+        constants.required(first)
     assert not linear.weight.requires_grad  # as the caller left it
 
 

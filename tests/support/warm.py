@@ -64,7 +64,7 @@ STARTERS = (
     "bigbrain_fx.bundles.child_programs",
     "bigbrain_fx.bundles.launch.process",
     "bigbrain_fx.bundles.launch.supervised",
-    "bigbrain_fx.bundles.launch.warm",
+    "bigbrain_fx.processes.forks",
     "bigbrain_fx.serving.crew",
     "bigbrain_fx.cli.background",
     "bigbrain_fx.frontend.client",

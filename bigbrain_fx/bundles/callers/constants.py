@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from bigbrain_fx.bundles.callers.parts import PartsWatch
+    from bigbrain_fx.frontend import Types
 
 
 class Constants:
@@ -27,6 +28,7 @@ class Constants:
         held: tensors that the trace read, by their names in the graph: devices can get others.
         inputs: tensors that stood for numbers, by what is read.
         parts: looks at batches whose micro-batches may train something else.
+        numbers: entries of a batch that are tensors to the trace, and their types.
     """
 
     def __init__(
@@ -38,14 +40,15 @@ class Constants:
         held: Mapping[str, Tensor] = MappingProxyType({}),
         inputs: Mapping[str, Tensor] = MappingProxyType({}),
         parts: PartsWatch | None = None,
+        numbers: Types = MappingProxyType({}),
     ) -> None:
-        from bigbrain_fx.frontend import Copied, LaterBatches
+        from bigbrain_fx.frontend import Copied, LaterBatches, with_numbers
 
-        about = module, example, cast("None", loss), autocast
+        about = module, with_numbers(example, numbers), cast("None", loss), autocast
         self.module = Copied(*about, held, inputs)
         self.batches = LaterBatches(*about)
         self.autocast = autocast
-        self.parts = parts
+        self.parts, self.numbers = parts, numbers
 
     @contextmanager
     def as_inputs(self) -> Iterator[dict[str, Tensor]]:
@@ -60,16 +63,21 @@ class Constants:
         """Whether devices can get any of these numbers: the trace reads no others."""
         return bool(inputs.keys() & self.module.sent.keys())
 
-    def require(self, batch: object) -> None:
-        """Refuse a batch whose numbers or texts are others, and another module, where that counts.
+    def required(self, batch: object) -> object:
+        """Return a batch as the trace has it: with tensors in the place of numbers that change.
 
         Raises:
-            InputError: names the entry, or attribute, and both values.
+            InputError: it has other numbers or texts, or the module is another, where that counts;
+                names the entry, or attribute, and both values.
         """
+        from bigbrain_fx.frontend import with_numbers
+
         self.module.require()
+        own = with_numbers(batch, self.numbers)
         if self.parts is not None:
-            self.parts.look_at(batch)
-        self.batches.require(batch)
+            self.parts.look_at(own)
+        self.batches.require(own)
+        return own
 
     def require_autocast(self) -> None:
         """Refuse a step under a `torch.autocast` of the loop, which devices do not have.

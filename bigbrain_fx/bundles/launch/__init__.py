@@ -58,3 +58,4 @@ from bigbrain_fx.bundles.launch.supervised import (
     require_not_nccl as require_not_nccl,
     start_supervised as start_supervised,
 )
+from bigbrain_fx.bundles.launch.warm import started_first as started_first

@@ -126,8 +126,8 @@ def test_without_a_warm_process_new_pythons_are_started(tmp_path: Path) -> None:
     with Warm() as warm:
         first = start(warm, tmp_path, program="")
         assert first.wait(LIMIT_S) == 0
-        forking = warm._process
-        assert forking is not None
+        assert warm._forking is not None
+        forking = warm._forking._process
         forking.kill()
         forking.wait()
         process = start(warm, tmp_path, program="")

@@ -29,16 +29,8 @@ from bigbrain_fx.supervisor import (
     uncached,
 )
 
-OF_ONE = frozenset(
-    {
-        LAUNCHER,
-        "BIGBRAIN_CONTROL",
-        "BIGBRAIN_LOG_BYTES",
-        "BIGBRAIN_LOG_SHARERS",
-        "OMP_NUM_THREADS",  # a fork sets as many
-    }
-)
-"""What the environments of two devices of a run may have otherwise."""
+READ_LATER = "OMP_NUM_THREADS", "BIGBRAIN_"
+"""How names of variables begin that a fork reads anew: of its threads, and what a run tells it."""
 
 
 @contextmanager
@@ -54,8 +46,8 @@ def started_first(devices: Iterable[Device]) -> Iterator[None]:
 
 
 def shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environments of all devices of a run have alike."""
-    return {name: value for name, value in environment.items() if name not in OF_ONE}
+    """Return the part of an environment that the processes of a run must have alike."""
+    return {name: text for name, text in environment.items() if not name.startswith(READ_LATER)}
 
 
 class Warm:

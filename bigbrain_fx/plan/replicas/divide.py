@@ -12,8 +12,9 @@ devices and numbers; it knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heapreplace
 
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
@@ -317,18 +318,58 @@ def _instead(count: int, shares: Sequence[int], batch: int) -> str:
     )
 
 
-def by_speed(count: int, speeds: Sequence[float]) -> tuple[int, ...]:
+def by_speed(count: int, speeds: Sequence[float], starts: Sequence[float] = ()) -> tuple[int, ...]:
     """Return how many micro-batches each replica has so that the last is done soonest.
 
     Each has one at least; the next goes to who would be done with it first.
 
+    Args:
+        count: of all replicas.
+        speeds: micro-batches a second of each.
+        starts: seconds of each besides: until its pipeline is filled; (): none.
+
     Source: D'Hondt's method, which minimises the largest count over speed.
     """
     found = [1] * len(speeds)
+    before = starts or [0.0] * len(speeds)
+    done = [(before[i] + 2 / speed, i) for i, speed in enumerate(speeds)]
+    heapify(done)
     for _ in range(count - len(speeds)):
-        first = min(range(len(speeds)), key=lambda i: (found[i] + 1) / speeds[i])
+        _, first = done[0]
         found[first] += 1
+        heapreplace(done, (before[first] + (found[first] + 1) / speeds[first], first))
     return tuple(found)
+
+
+WORTH = 0.99
+"""Of the slowest replica's step: what another may take that has one of its micro-batches more."""
+
+
+def evened(
+    shares: tuple[int, ...], seconds: Callable[[int, int], tuple[float, float]]
+) -> tuple[int, ...]:
+    """Return shares of which the slowest replica gave micro-batches on while that was faster.
+
+    A pipeline takes less than twice as long for twice as many.
+
+    Args:
+        shares: micro-batches of each replica.
+        seconds: a replica's step of so many, and the least that one more would add to it.
+    """
+    numbers = range(len(shares))
+    for _ in range(sum(shares)):
+        steps_s, adds_s = zip(*(seconds(i, shares[i]) for i in numbers), strict=True)
+        more_s = [step_s + add_s for step_s, add_s in zip(steps_s, adds_s, strict=True)]
+        last = max(numbers, key=steps_s.__getitem__)
+        first = min(numbers, key=more_s.__getitem__)
+        given = tuple(n + (i == first) - (i == last) for i, n in enumerate(shares))
+        most_s = WORTH * steps_s[last]
+        if more_s[first] >= most_s or not all(given):
+            return shares
+        if seconds(first, given[first])[0] >= most_s:
+            return shares
+        shares = given
+    return shares
 
 
 def numbered(counts: Sequence[int], *, in_turn: bool) -> tuple[tuple[int, ...], ...]:

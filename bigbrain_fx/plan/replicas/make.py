@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import TypeAlias
 
 from bigbrain_fx.core import (
@@ -50,6 +51,7 @@ from bigbrain_fx.plan.replicas.divide import (
     asked,
     by_speed,
     divide,
+    evened,
     likeness,
     numbered,
     only,
@@ -200,9 +202,8 @@ class _Work:
 
     def plan(self, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches."""
-        shares = self._shares(micro_batches)
         each = sums_each(self.case.options.all_reduce_order, self.case.options.zero_stage)
-        micros = numbered(shares, in_turn=each)
+        micros = numbered(self._shares(micro_batches), in_turn=each)
         rows = self.case.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
         if not self._may_reverse:
@@ -233,11 +234,20 @@ class _Work:
     def _shares(self, micro_batches: int) -> tuple[int, ...]:
         if self.case.options.replica_shares:
             return asked(micro_batches, self.case.options.replica_shares, self.case.graph.batch)
-        rows, count = self.case.graph.batch // micro_batches, len(self.groups)
-        each = max(1, micro_batches // count)
-        alone = [self._alone(i, rows, each) for i in range(count)]
-        steps_s = [plan.forecast.step_s for plan in alone]
-        return by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
+        rows = self.case.graph.batch // micro_batches
+        each, count = max(1, micro_batches // len(self.groups)), len(self.groups)
+        steps_s = (self._alone(i, rows, each).forecast.step_s for i in range(count))
+        dealt = by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
+        are_lines = max(map(len, self.groups)) > 1
+        return evened(dealt, partial(self._seconds, rows)) if are_lines else dealt
+
+    def _seconds(self, rows: int, number: int, micro_batches: int) -> tuple[float, float]:
+        """Return a replica's step, and the least that a micro-batch more would add to it."""
+        with suppress(NoPlanError):
+            alone = self._alone(number, rows, micro_batches).forecast
+            busy_s = sum(device.busy_s for device in alone.devices) / len(self.groups[number])
+            return alone.step_s, busy_s / micro_batches
+        return float("inf"), 0.0
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
         """Plan one replica by itself, with its own micro-batches as the batch."""
@@ -343,12 +353,8 @@ class _Work:
             more = -int(2 * state * max(held.values(), default=0) / (self.case.options.tensor or 1))
         else:
             return cluster
-        return replace(
-            cluster,
-            devices=tuple(
-                replace(d, memory_bytes=max(1, d.memory_bytes + more)) for d in cluster.devices
-            ),
-        )
+        roomy = (replace(d, memory_bytes=max(1, d.memory_bytes + more)) for d in cluster.devices)
+        return replace(cluster, devices=tuple(roomy))
 
     def _source(self) -> Source:
         """Return the model's source; with ZeRO a replica keeps a part of the optimizer's state."""
@@ -366,8 +372,7 @@ class _Work:
         options = self.case.options
         if options.zero_stage == 2 and options.all_reduce_order == "backend":
             require_alike_micros(micros)  # before one waits for the other's collective for ever
-        tensor = self._tensor(alone)
-        maker = self.join(tensor)
+        maker = self.join(self._tensor(alone))
         replicas = tuple(
             Replica(
                 renamed(plan, only(self.case.cluster, group)),

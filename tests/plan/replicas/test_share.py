@@ -26,22 +26,28 @@ def test_shares_are_exact_or_refused() -> None:
     assert "use shares whose sum divides 64" in (caught.value.help or "")
 
 
-def best_by_trying(count: int, speeds: tuple[int, ...]) -> float:
+def done_s(counts: tuple[int, ...], replicas: list[tuple[int, int]]) -> float:
+    """Return when the last of replicas is done, each of a speed and a start."""
+    return max(start + n / v for n, (v, start) in zip(counts, replicas, strict=True))
+
+
+def best_by_trying(count: int, replicas: list[tuple[int, int]]) -> float:
     """Return the least time that any shares give, each replica having one at least."""
-    ways = itertools.product(range(1, count + 1), repeat=len(speeds))
-    return min(
-        max(n / v for n, v in zip(way, speeds, strict=True)) for way in ways if sum(way) == count
-    )
+    ways = itertools.product(range(1, count + 1), repeat=len(replicas))
+    return min(done_s(way, replicas) for way in ways if sum(way) == count)
 
 
-@given(st.integers(0, 6), st.lists(st.integers(1, 9), min_size=1, max_size=3))
-def test_by_speed_is_the_best_there_is(more: int, speeds: list[int]) -> None:
-    count = len(speeds) + more
-    found = by_speed(count, speeds)
+@given(
+    st.integers(0, 6),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=3),
+)
+def test_by_speed_is_the_best_there_is(more: int, replicas: list[tuple[int, int]]) -> None:
+    count = len(replicas) + more
+    speeds, starts = map(list, zip(*replicas, strict=True))
+    found = by_speed(count, speeds, starts)
     assert sum(found) == count
-    assert max(n / v for n, v in zip(found, speeds, strict=True)) == pytest.approx(
-        best_by_trying(count, tuple(speeds))
-    )
+    assert done_s(found, replicas) == pytest.approx(best_by_trying(count, replicas))
+    assert by_speed(count, speeds) == by_speed(count, speeds, [0] * len(speeds))
 
 
 @given(

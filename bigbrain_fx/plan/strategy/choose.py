@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from heapq import nsmallest
 from typing import TypeAlias
 
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
@@ -31,7 +30,6 @@ from bigbrain_fx.plan.strategy.space import (
     replica_counts,
     replicas_are_open,
     undivided,
-    unlike_replicas,
     with_micro_batches,
 )
 from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
@@ -42,12 +40,11 @@ PlanOne: TypeAlias = Callable[[Case], Plan]
 BUDGET, OF_EACH = 100_000, 4_000
 """What strategies may cost to plan: each its ops times its devices, and so much besides; one is
 planned at least. A plan of 700 ops takes 16 devices about a second."""
-UNLIKE = 3
-"""Strategies of unlike replicas, or on fewer devices, that are compared with the others."""
 IN_VAIN = 3
 """Partitions of the devices that are planned in a row though none is faster than the best."""
-NEAR = 1.25
-"""Times the best step that a partition of few devices may take by a closed form."""
+NEAR, SINGLE = 1.05, 0.85
+"""Times the best step that a partition of few devices may take by a closed form, and times its own
+that one of single devices counts: it takes a tenth of the time to plan."""
 SMALL, FAR = 10_000, 1.1
 """What every strategy may cost, and times the best step that others may take by a closed form."""
 
@@ -94,7 +91,6 @@ class _Chooser:
         """Plan what is worth it."""
         self._plan(undivided(self.case.cluster, self.case.options))
         self.left = BUDGET  # else replicas of unlike sizes are planned in place of better ones
-        self._plan(() if self.stopped else self._unlike())
         self._plan_partitions()
         is_asked = self.case.options.tensor == 0
         is_last = tensor_is_open(self.case.options) and not self.plans
@@ -124,12 +120,6 @@ class _Chooser:
         return (Compared(str(each), None, error.what) for each, error in self.failures)
 
     # ------------------------------------------------------------------ what there is
-
-    def _unlike(self) -> list[Strategy]:
-        """Return the most promising replicas of unlike sizes, or without some devices."""
-        priced = map(self._bound.of, unlike_replicas(self.case.cluster, self.case.options))
-        fitting = (each for each in priced if each.fits and not each.lacks)
-        return [each.strategy for each in nsmallest(UNLIKE, fitting, key=lambda e: e.about_s)]
 
     def _groups(self) -> Iterator[Strategy]:
         """Yield tensor groups, and replicas of some, or note why there are none."""
@@ -204,19 +194,26 @@ class _Chooser:
             if self._is_worth_it(replace(self._bound.of(strategy), about_s=about_s)):
                 self._plan_one(strategy)
                 self._plan_beside(strategy)
-                in_vain = 0 if self._best_s < best_s else in_vain + 1
+                in_vain = 0 if self._best_s < best_s else in_vain + (not _is_quick(strategy))
 
     def _partitions(self, most_s: float) -> list[tuple[float, Strategy]]:
         """Return replicas on sets of devices that take less, the fastest first."""
         cluster, zero = self.case.cluster, self.case.options.zero_stage
         known = [each.sets or divide(cluster, each.replicas) for each in self._planned()]
         every = (Strategy(len(own), 1, zero, own) for own in partitions(cluster, known))
-        priced = ((self._set_prices.about_s(each, most_s), each) for each in every)
+        priced = ((self._counted(each, most_s), each) for each in every)
         return sorted((each for each in priced if each[0] < most_s), key=lambda each: each[0])
+
+    def _counted(self, strategy: Strategy, most_s: float) -> float:
+        """Return about the seconds of a partition; fewer, where it is planned quickly."""
+        times = SINGLE if _is_quick(strategy) else 1.0
+        return times * self._set_prices.about_s(strategy, most_s / times)
 
     def _is_worth_it(self, each: Priced) -> bool:
         """Whether a partition is planned; those that are not are too many to be listed."""
         if each.lacks or self.left <= 0 or self._is_far(each):
+            return False
+        if self.plans and not each.fits:
             return False
         return self._pays_for_bytes or self._may_be_faster(each.least_s)
 
@@ -345,6 +342,11 @@ class _Chooser:
     @cached_property
     def _gap(self) -> float:
         return least_gap(self.case.cluster)
+
+
+def _is_quick(strategy: Strategy) -> bool:
+    """Whether replicas are of one device each, for which no cuts are searched."""
+    return max(map(len, strategy.sets)) == 1
 
 
 def _only(strategy: Strategy) -> Priced:

@@ -1,7 +1,6 @@
 """Open choices -> every strategy that may be planned, each once; of heterogeneous devices few.
 
     numbers of replicas   all devices, as `divide` gives them to each
-    different replicas    of one kind of device each, or without the devices of some kinds
     tensor groups         of one replica; of several identical ones, the same in each
 
 This file knows devices, and which axes pay; it prices no strategy and plans nothing.
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import gcd, prod
+from math import prod
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
@@ -167,11 +166,8 @@ class _Climb:
 # What was left open -> every strategy that may be planned, each once; of unlike devices few.
 
 
-Sets = tuple[tuple[str, ...], ...]
 MEMBERS = (2, 4, 8, 16)
 """Of a group, where devices are many."""
-MOST_KINDS, MOST_DEVICES = 6, 256
-"""Kinds, and devices, of which each kind may have replicas of its own."""
 
 
 def replicas_are_open(cluster: Cluster, options: Options) -> bool:
@@ -207,44 +203,6 @@ def undivided(cluster: Cluster, options: Options) -> Iterator[Strategy]:
         if count == 1 or not has_many_messages(count):
             of_one = zero if options.all_reduce_order == "tree" and zero else 0
             yield Strategy(count, members, zero if count > 1 else of_one)
-
-
-def unlike_replicas(cluster: Cluster, options: Options) -> Iterator[Strategy]:
-    """Yield replicas of one kind of device each, as large for a card in every zone.
-
-    A kind may be left out: devices behind slow links, say. All devices of one kind are `undivided`.
-    """
-    kinds = kinds_of(cluster)
-    is_open = replicas_are_open(cluster, options) and options.tensor in (None, 1)
-    if not is_open or len(cluster.devices) > MOST_DEVICES or not 1 < len(kinds) <= MOST_KINDS:
-        return
-    for taken in product((True, False), repeat=len(kinds)):
-        chosen = [own for own, is_taken in zip(kinds, taken, strict=True) if is_taken]
-        cards = _cards(cluster, chosen)
-        if all(taken) and len(cards) == 1:
-            continue
-        sizes = ([n for n in range(1, most + 1) if most % n == 0] for most in cards.values())
-        for each in product(*sizes):
-            sets = _cut(cluster, chosen, dict(zip(cards, each, strict=True)))
-            if len(sets) > 1 and not has_many_messages(len(sets)):
-                yield Strategy(len(sets), 1, options.zero_stage, sets)
-
-
-def _cards(cluster: Cluster, kinds: Sequence[Names]) -> dict[object, int]:
-    """Return what divides the numbers of all kinds of each card."""
-    found: dict[object, int] = {}
-    for own in kinds:
-        card = nameless(cluster.device[own[0]])
-        found[card] = gcd(found.get(card, 0), len(own))
-    return found
-
-
-def _cut(cluster: Cluster, kinds: Sequence[Names], size: dict[object, int]) -> Sets:
-    """Return the devices of each replica: of a card as many as its size says."""
-    sizes = [size[nameless(cluster.device[own[0]])] for own in kinds]
-    return tuple(
-        own[i : i + n] for own, n in zip(kinds, sizes, strict=True) for i in range(0, len(own), n)
-    )
 
 
 def replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.replicas import Group, by_speed, divide, only
 from bigbrain_fx.plan.shard import chosen_axes
 from bigbrain_fx.plan.tensor import Prices, named_axes
-from bigbrain_fx.planning import bytes_per_s, nameless
+from bigbrain_fx.planning import bytes_per_s, crowded, nameless
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,19 @@ class Priced:
     lacks: bool = False
 
 
+def _first_of(cluster: Cluster) -> dict[str, str]:
+    """Return the first device that costs what each does."""
+    firsts: dict[object, str] = {}
+    return {d.name: firsts.setdefault(nameless(d), d.name) for d in cluster.devices}
+
+
 class Bound:
     """Lower bound of a model's step on each device: mutable, remembers its results."""
 
     def __init__(self, case: Case) -> None:
         self.graph, self.cluster = case.graph, case.cluster
         self.source, self.options = case.source, case.options
-        self._prices: dict[int, Prices] = {}
+        self._prices: dict[tuple[int, bool], Prices] = {}
         self._known_speeds: dict[int, Mapping[str, float]] = {}
         self._known_saved: dict[int, int] = {}
 
@@ -176,7 +182,7 @@ class Bound:
         """Return the most that a device takes to update all weights."""
         costs = self._priced(self.graph.static_batch or 1).costs
         sizes = [param.spec.nbytes for param in self.graph.trained.values()]
-        firsts = self._firsts.device
+        firsts = set(_first_of(self.cluster).values())
         return max(costs.optimizer_s(name, len(sizes), sum(sizes)) for name in firsts)
 
     # ------------------------------------------------------------------ seconds
@@ -257,15 +263,18 @@ class Bound:
 
         return replace(axis, exchanges=tuple(map(some, axis.exchanges)))
 
-    def _priced(self, rows: int) -> Prices:
+    def _priced(self, rows: int, *, is_crowd: bool = False) -> Prices:
         """Price ops for so many rows, each kind of device once: thousands are of a few kinds."""
-        if rows not in self._prices:
-            about = self._firsts, self.source, self.options.estimator
+        key = rows, is_crowd
+        if key not in self._prices:
+            where = crowded(self.cluster) if is_crowd else self.cluster
+            first_of = _first_of(where)
+            about = only(where, set(first_of.values())), self.source, self.options.estimator
             costs = estimated(self.graph.at(rows), *about)
             costs = costs.alone or costs
-            ops = {name: costs.ops[first] for name, first in self._first_of.items()}
-            self._prices[rows] = Prices(replace(costs, ops=ops), self.cluster)
-        return self._prices[rows]
+            ops = {name: costs.ops[first] for name, first in first_of.items()}
+            self._prices[key] = Prices(replace(costs, ops=ops), self.cluster)
+        return self._prices[key]
 
     def rates(self, rows: int) -> Mapping[str, float]:
         """Return how many micro-batches of so many rows each device could do a second."""
@@ -273,25 +282,23 @@ class Bound:
             self._known_speeds[rows] = self._priced(rows).speeds()
         return self._known_speeds[rows]
 
+    def until_s(self, device: str, rows: int, level: float) -> Sequence[float]:
+        """Return the seconds of a micro-batch of so many rows before each op, and of all.
+
+        The level is the contention on the device's host: from 0.0, it is alone, to 1.0.
+        """
+        alone = self._priced(rows).until_s(device)
+        if not level:
+            return alone
+        crowd = self._priced(rows, is_crowd=True).until_s(device)
+        return [own_s + level * (s - own_s) for own_s, s in zip(alone, crowd, strict=True)]
+
     @cached_property
     def largest(self) -> float:
         """The largest op's share of all work."""
         ops = next(iter(self._priced(self.graph.static_batch or 1).costs.ops.values())).values()
         each_s = [cost.forward_s + cost.backward_s for cost in ops]
         return max(each_s, default=0.0) / max(sum(each_s), 1e-300)
-
-    @cached_property
-    def _first_of(self) -> dict[str, str]:
-        """The first device that costs what each does."""
-        firsts: dict[object, str] = {}
-        return {
-            device.name: firsts.setdefault(nameless(device), device.name)
-            for device in self.cluster.devices
-        }
-
-    @cached_property
-    def _firsts(self) -> Cluster:
-        return only(self.cluster, set(self._first_of.values()))
 
     # ------------------------------------------------------------------ sums, memory
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from operator import attrgetter
 
 from bigbrain_fx.core import (
@@ -246,6 +247,10 @@ class Prices:
     def speeds(self) -> dict[str, float]:
         """Return how often a second each device could do all of the model's work."""
         return {name: 1 / max(whole_s, 1e-12) for name, whole_s in self._all_s.items()}
+
+    def until_s(self, device: str) -> Sequence[float]:
+        """Return the seconds of all ops before each place of their line on a device."""
+        return [0.0, *accumulate(self._seconds[device].values())]
 
     def least_s(self, axes: Sequence[Axis], groups: Sequence[Sequence[str]]) -> list[float]:
         """Return about the least that a micro-batch takes each group, which divides these axes."""

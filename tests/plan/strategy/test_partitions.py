@@ -52,6 +52,13 @@ def test_many_devices_have_numbers_of_replicas_that_do_not_divide_them() -> None
     assert all("d0" not in own for own in max(partitions(slower), key=len)[:7])
 
 
+def test_each_kind_of_many_devices_may_have_replicas_of_its_own_size() -> None:
+    found = list(partitions(cluster(2, 2, 1, 1, 1, 1, 1, 1)))
+    assert (("d0",), ("d1",), ("d2", "d3"), ("d4", "d5"), ("d6", "d7")) in found
+    assert (("d0",), ("d1",)) in found
+    assert len({frozenset(sets) for sets in found}) == len(found)
+
+
 def test_no_partitions_where_replicas_are_given_or_devices_too_few() -> None:
     assert has_partitions(cluster(1, 1, 1), Options(replicas=0))
     assert not has_partitions(cluster(1, 1, 1), Options(replicas=2))
@@ -64,6 +71,16 @@ def test_a_device_is_idle_where_micro_batches_are_fewer() -> None:
     plan = planned_by_auto(drawn(141), "normal")
     assert plan is not None
     assert [len(own) for own in plan.stages.micros] == [1, 1, 1]
+    assert len(plan.stages.devices) == 3
+
+
+@pytest.mark.parametrize(("seed", "micros"), [(219, [1, 2]), (251, [1, 3])])
+def test_a_pipeline_beside_one_device_computes_more_micro_batches(
+    seed: int, micros: list[int]
+) -> None:
+    plan = planned_by_auto(drawn(seed), "normal")
+    assert plan is not None
+    assert sorted(map(len, plan.stages.micros)) == micros
     assert len(plan.stages.devices) == 3
 
 

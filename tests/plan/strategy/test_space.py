@@ -17,7 +17,6 @@ from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import Case
 from bigbrain_fx.plan.search import search
 from bigbrain_fx.plan.strategy import space
-from bigbrain_fx.plan.strategy.space import unlike_replicas
 from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from tests.plan.tensor.test_together import cluster, graph, planned, work
 from tests.plan.test_remedy import MIB, one_device, wide
@@ -44,22 +43,12 @@ def far(where: Cluster, *names: str) -> Cluster:
     return replace(where, links=pairs)
 
 
-def test_each_kind_of_device_may_have_replicas_of_its_own_size() -> None:
-    found = [each.sets for each in unlike_replicas(cluster(2, 2, 1, 1, 1, 1), Options(replicas=0))]
-    assert (("d0",), ("d1",), ("d2", "d3"), ("d4", "d5")) in found
-    assert (("d0",), ("d1",)) in found
-    assert len(set(found)) == len(found)
-    assert not list(unlike_replicas(cluster(1, 1), Options(replicas=0)))
-    assert not list(unlike_replicas(cluster(2, 1), Options(replicas=2)))
-
-
 def test_auto_leaves_out_a_device_behind_a_slow_link() -> None:
     where = far(cluster(2, 2, 1), "d2")
     plan = planned(work(graph()), where, micro_batches=4, tensor=1, replicas=0)
     assert set(plan.stages.devices) <= {"d0", "d1"}
     assert plan.stages.replicas == 2
     assert plan.cluster == where
-    assert "2 replicas of 1 device, 2 in all" in {each.what for each in plan.compared}
 
 
 def test_of_equal_plans_the_one_that_combines_fewer_ways_is_taken() -> None:

@@ -42,9 +42,9 @@ BUDGET, OF_EACH = 100_000, 4_000
 planned at least. A plan of 700 ops takes 16 devices about a second."""
 IN_VAIN = 3
 """Partitions of the devices that are planned in a row though none is faster than the best."""
-NEAR, SINGLE = 1.05, 0.85
-"""Times the best step that a partition of few devices may take by a closed form, and times its own
-that one of single devices counts: it takes a tenth of the time to plan."""
+SINGLE = 0.8
+"""Times what it takes by a closed form that a partition of single devices counts: it takes a tenth
+of the time to plan."""
 SMALL, FAR = 10_000, 1.1
 """What every strategy may cost, and times the best step that others may take by a closed form."""
 
@@ -189,7 +189,7 @@ class _Chooser:
         in_vain = 0
         for about_s, strategy in self._partitions(self._most_s()):
             best_s = self._best_s
-            if self.stopped or in_vain == IN_VAIN or about_s >= NEAR * best_s:
+            if self.stopped or in_vain == IN_VAIN or about_s >= best_s:
                 return
             if self._is_worth_it(replace(self._bound.of(strategy), about_s=about_s)):
                 self._plan_one(strategy)
@@ -224,10 +224,10 @@ class _Chooser:
     def _most_s(self) -> float:
         """Return what partitions may take by the closed form.
 
-        Of few devices somewhat more than the best plan does, of many less than that by the form.
+        Of few devices less than the best plan does, of many less than that does by the form.
         """
         if not self.plans or len(self.case.cluster.devices) <= FEW:
-            return NEAR * self._best_s
+            return self._best_s
         best, _ = min(self.plans, key=lambda each: counted_s(each[1]))
         return min(self._best_s, self._set_prices.about_s(best))
 

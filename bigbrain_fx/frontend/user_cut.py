@@ -23,9 +23,11 @@ from bigbrain_fx.frontend.micro_batches.comparison import (
     LOSS_TOLERANCE,
     spread,
 )
+from bigbrain_fx.frontend.micro_batches.draws import Draws
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.frontend.micro_batches.gradients import (
     StepGradients,
+    Tensors,
     Trainee,
     difference,
     even,
@@ -144,10 +146,13 @@ def _compared(
 ) -> tuple[MicroBatchEffect, StepGradients, Trainee]:
     parts = cut(file, batch, file.parts)
     shares = _shares(file, parts)
-    whole, trainee = _step(file, batch, 1.0)
-    pairs = zip(parts, shares, strict=True)
-    steps = [_step(file, part, share)[0] if share else None for part, share in pairs]
-    total = summed(steps, shares, len(trainee.names))
+    draws = Draws()  # parts may have any rows
+    trainee, tensors = _trainee(file, batch, draws)
+    whole = trainee.step(tensors)
+    steps = (_trainee(file, part, draws) for part in parts)
+    pairs = zip(steps, shares, strict=True)
+    found = [step for (own, given), share in pairs for step in own.parts([given], [share])]
+    total = summed(found, shares, len(trainee.names))
     off = difference(whole, total, trainee.names)
     effect = replace(
         nothing,
@@ -165,12 +170,12 @@ def _compared(
     return replace(effect, cause=cause, remedy=remedy), whole, trainee
 
 
-def _step(file: ModelFile, batch: object, share: float) -> tuple[StepGradients, Trainee]:
+def _trainee(file: ModelFile, batch: object, draws: Draws) -> tuple[Trainee, Tensors]:
     apart = take_apart(with_numbers(batch, file.numbers))
     how = route(file.model, batch, file.loss is not None)
     step = Step(file.model, file.loss, apart, how)
-    trainee = Trainee(Plain(step, file.model, file.autocast))
-    return trainee.step({entry.name: entry.tensor for entry in apart.entries}, share), trainee
+    trainee = Trainee(Plain(step, file.model, file.autocast), draws=draws)
+    return trainee, {entry.name: entry.tensor for entry in apart.entries}
 
 
 def _shares(file: ModelFile, parts: Sequence[object]) -> list[float]:

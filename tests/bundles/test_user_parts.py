@@ -90,6 +90,12 @@ def test_a_bundle_cuts_graphs_as_the_file_does_and_trains_the_whole_batch(tmp_pa
     assert set(found.values()) == {"equal"}
 
 
+def test_parts_are_compared_with_the_same_dropout(tmp_path: Path) -> None:
+    path = write(tmp_path, WEIGHT)
+    path.write_text(path.read_text().replace("h = torch.tanh", "h = F.dropout"))
+    assert not bb.split(path, cluster(), tmp_path / "bundle", Options(micro_batches=3)).warnings
+
+
 def test_without_a_number_of_micro_batches_the_batch_is_whole(tmp_path: Path) -> None:
     with capture_file(write(tmp_path)) as session:
         assert (session.graph.static_batch, session.graph.batch) == (24, 24)

@@ -179,7 +179,7 @@ class Diagnosis:
         if known:
             return known
         whole, parts = self._cut()
-        line = first_apart(self.captured, whole, parts)
+        line = first_apart(self.captured, whole, parts, self.comparison.trainee.draws)
         return f"Rows do not stand alone: {line}" if line else ""
 
     def _known_line(self) -> str:

@@ -10,7 +10,6 @@ Later ones are compared as well, as many as take a second.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -90,7 +89,7 @@ class Comparison:
             return replace(nothing, not_compared=_TOO_LARGE.format(self._seconds(2)))
         try:
             parts = min(count, rows)
-            with self.in_mode(rows // parts):
+            with self.in_mode(rows, parts):
                 return self._compared(nothing, parts)
         except BigBrainError:
             raise
@@ -132,7 +131,7 @@ class Comparison:
         if not rows:
             return None
         count = min(count, rows)
-        with suppress(Exception), self.in_mode(rows // count):  # the user's own code
+        with suppress(Exception), self.in_mode(rows, count):  # the user's own code
             first = self.trainee.step(self.cut(rows, 1)[0])
             with self.trainee.moved(first):
                 for place, batch in enumerate(batches):
@@ -151,7 +150,7 @@ class Comparison:
     @contextmanager
     def where_it_differs(self, effect: MicroBatchEffect) -> Iterator[Comparison]:
         """Be at the weights, and have the batch, with which an effect was found."""
-        with self.in_mode(effect.rows // min(effect.micro_batches, effect.rows)):
+        with self.in_mode(effect.rows, min(effect.micro_batches, effect.rows)):
             if not effect.after_steps:
                 yield self
                 return
@@ -234,28 +233,19 @@ class Comparison:
         return difference(one, other, self.trainee.names, least)
 
     @contextmanager
-    def in_mode(self, rows: int) -> Iterator[None]:
-        """Let the model train; if it then draws random numbers, let all but batch norms evaluate.
+    def in_mode(self, rows: int, count: int) -> Iterator[None]:
+        """Let the model train, with the same draws for so many rows and their parts.
 
-        Numbers that are drawn even so are drawn once, for the whole batch. `rows` are of a
-        micro-batch: the model may fail on fewer.
+        Where draws cannot be repeated (of Python, of `randperm`), let all but batch norms evaluate.
         """
-        model = self.trainee.plain.model
+        model, self.trainee.draws.rows = self.trainee.plain.model, rows
+        few = micro_batches(self.batch, rows // count, 1)[0]  # the model may fail on fewer
         with training(model):
-            draws = self._draws(rows)
-            with _mode(model, _is_batch_norm if draws else lambda _: True):
-                self.trainee.draws.is_on = draws and self._draws(rows)
+            repeats = self.trainee.repeats(few)
+            with _mode(model, (lambda _: True) if repeats else _is_batch_norm):
                 yield
 
-    def _draws(self, rows: int) -> bool:
-        """Whether runs of the same rows give several losses; a choice may be drawn twice alike."""
-        few = list(micro_batches(self.batch, rows, 1)[0].values())
-        first = float(self.trainee.plain.run(few, 0)[0])
-        others = (float(self.trainee.plain.run(few, seed)[0]) for seed in range(1, _SEEDS))
-        return not math.isnan(first) and any(other != first for other in others)
 
-
-_SEEDS = 4
 _FAILED = "The model fails on the rows of a micro-batch"
 _TOO_LARGE = "the model is too large to run whole batches here (about {:.0f} s for two rows)"
 

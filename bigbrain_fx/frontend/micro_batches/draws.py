@@ -4,13 +4,14 @@
     parts    torch.randn(2, 4) ─▶ z[0:2], z[2:4], z[4:6], z[6:8]
 
 Two steps can be compared only under the same draws. Noise that forward adds (a VAE's, a diffusion
-model's) has a row for each row of the batch.
+model's) has a row for each row of the batch. Where rows and other positions are one dimension
+(dropout of [time * rows, d]) their order is unknown: all are then the same number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,10 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Draws:
-    """Results of the random ops of a step on the whole batch, in order, once it `is_on`."""
+    """Results of the random ops of a step on the whole batch, in order.
 
-    def __init__(self) -> None:
-        self.is_on = False
+    Attributes:
+        rows: of that batch; 0 where parts may have any rows of it.
+    """
+
+    def __init__(self, rows: int = 0) -> None:
+        self.rows = rows
         self._whole: list[list[Any]] = []
         self._taken: list[int] = []  # rows that parts have had, for each op
 
@@ -32,7 +37,7 @@ class Draws:
         """Record the results of random ops in a step on the whole batch."""
         self._whole = []
         self._taken = []
-        with _Watch(self._record) if self.is_on else nullcontext():
+        with _Watch(self._record):
             yield
 
     @contextmanager
@@ -44,7 +49,7 @@ class Draws:
             call = next(calls, None)
             return found if call is None else self._rows(call, found)
 
-        with _Watch(replay) if self.is_on else nullcontext():
+        with _Watch(replay):
             yield
 
     def first_part(self) -> None:
@@ -52,8 +57,16 @@ class Draws:
         self._taken = [0] * len(self._whole)
 
     def _record(self, found: list[Any]) -> list[Any]:
+        for value in found:
+            if isinstance(value, Tensor) and value.is_floating_point() and self._is_mixed(value):
+                value.fill_(value.square().mean().sqrt())  # no zero, as a mean or one draw may be
         self._whole.append([v.clone() if isinstance(v, Tensor) else v for v in found])
         return found
+
+    def _is_mixed(self, drawn: Tensor) -> bool:
+        """Whether rows are not a dimension of their own."""
+        sizes = drawn.shape
+        return self.rows not in sizes and any(not self.rows or n % self.rows == 0 for n in sizes)
 
     def _rows(self, call: int, found: list[Any]) -> list[Any]:
         whole, start, count = self._whole[call], self._taken[call], 0

@@ -18,6 +18,7 @@ from bigbrain_fx.frontend.translation.batch import Batch
 
 Tensors = Mapping[str, Tensor]
 _MOVED = 0.1  # of a parameter's norm: as far as a few steps of training move it
+SAME_LOSS, SAME_GRADIENT = 1e-6, 1e-5  # shares: the same rows in the same order, all but bitwise
 _SMALL = 1e-2  # a norm per element, for parameters that begin as zeros
 
 
@@ -72,10 +73,10 @@ class Trainee:
         with self.draws.recording():
             return self._step(tensors, share)
 
-    def _step(self, tensors: Tensors, share: float) -> StepGradients:
+    def _step(self, tensors: Tensors, share: float, seed: int = 0) -> StepGradients:
         given = [self._cast(tensor) for tensor in tensors.values()]
         with _kept(self.constants):
-            loss, gradients = self.plain.loss_and_gradients(given, 0, share)
+            loss, gradients = self.plain.loss_and_gradients(given, seed, share)
         return StepGradients(float(loss), list(gradients))
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -83,13 +84,26 @@ class Trainee:
 
     def accumulated(self, parts: Sequence[Tensors], shares: Sequence[float]) -> StepGradients:
         """Add up micro-batches, each times its weight; one of weight zero may have no mean."""
-        pairs = zip(parts, shares, strict=True)
-        self.draws.first_part()
-        return summed((self._part(t, s) if s else None for t, s in pairs), shares, len(self.names))
+        return summed(self.parts(parts, shares), shares, len(self.names))
 
-    def _part(self, tensors: Tensors, share: float) -> StepGradients:
+    def parts(
+        self, parts: Sequence[Tensors], shares: Sequence[float]
+    ) -> Iterator[StepGradients | None]:
+        """Run micro-batches with what the step on their batch has drawn for their rows."""
+        self.draws.first_part()
+        for tensors, share in zip(parts, shares, strict=True):
+            yield self._again(tensors, share) if share else None
+
+    def _again(self, tensors: Tensors, share: float = 1.0, seed: int = 0) -> StepGradients:
         with self.draws.again():
-            return self._step(tensors, share)
+            return self._step(tensors, share, seed)
+
+    def repeats(self, tensors: Tensors) -> bool:
+        """Whether another seed gives the same numbers, once what was drawn is given again."""
+        first = self.step(tensors)
+        self.draws.first_part()
+        off = difference(first, self._again(tensors, seed=1), self.names)
+        return not first.is_finite or off.is_within(SAME_LOSS, SAME_GRADIENT)
 
     def last_of(self, parts: Sequence[Tensors]) -> StepGradients:
         """Run the last of some micro-batches, after the earlier ones have written their state."""
@@ -105,9 +119,7 @@ class Trainee:
             step.double()  # type: ignore[attr-defined]  # a module
         except Exception:  # the user's own objects, asked for what they may not know
             return None
-        copied = Trainee(Plain(step, model, None), is_wide=True)
-        copied.draws.is_on = self.draws.is_on
-        return copied
+        return Trainee(Plain(step, model, None), is_wide=True, draws=Draws(self.draws.rows))
 
     @contextmanager
     def moved(self, step: StepGradients) -> Iterator[None]:

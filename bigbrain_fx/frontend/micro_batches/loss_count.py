@@ -36,7 +36,8 @@ _HELP = (
 
 def fitted_shares(trainee: Trainee, whole: Tensors, parts: Sequence[Tensors]) -> list[float] | None:
     """Return the weights by which the parts' gradients add up to the batch's, or None."""
-    target, steps = trainee.step(whole), [trainee.step(part) for part in parts]
+    target = trainee.step(whole)
+    steps = [step for step in trainee.parts(parts, [1.0] * len(parts)) if step is not None]
     gram = torch.tensor([[_dot(one, other) for other in steps] for one in steps]).double()
     right = torch.tensor([_dot(step, target) for step in steps]).double()
     found = torch.linalg.lstsq(gram, right[:, None], driver="gelsd").solution[:, 0]

@@ -24,7 +24,13 @@ from bigbrain_fx.core import Graph, LossCount
 from bigbrain_fx.frontend.micro_batches.causes import Diagnosis
 from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights, spread, training
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
-from bigbrain_fx.frontend.micro_batches.gradients import Tensors, Trainee, difference
+from bigbrain_fx.frontend.micro_batches.gradients import (
+    SAME_GRADIENT,
+    SAME_LOSS,
+    Tensors,
+    Trainee,
+    difference,
+)
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
 from bigbrain_fx.frontend.micro_batches.loss_count import (
     count_by,
@@ -281,7 +287,7 @@ def _library_count(training: Training, comparison: Comparison) -> LossCount | No
     if not rows:
         return None
     try:
-        with trial.in_mode(rows // 2):
+        with trial.in_mode(rows, 2):
             whole, *parts = trial.cut(rows - rows % 2, 2)
             shares = fitted_shares(trial.trainee, whole, parts)
             return None if shares is None else explained(probe, parts, shares)
@@ -311,7 +317,6 @@ def _with_ignored_labels(batch: Batch) -> Batch | None:
 # --------------------------------------------------------------------------- carried on
 
 _SAID = 3  # names in a sentence
-_SAME_LOSS, _SAME_GRADIENT = 1e-6, 1e-5  # shares: the same rows in the same order, all but bitwise
 
 
 def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
@@ -360,7 +365,7 @@ def _compared(
     trainee = comparison.trainee
     alone, in_turn = trainee.last_of(parts[-1:]), trainee.last_of(parts)
     off = difference(alone, in_turn, trainee.names)
-    if not alone.is_finite or off.is_within(_SAME_LOSS, _SAME_GRADIENT):
+    if not alone.is_finite or off.is_within(SAME_LOSS, SAME_GRADIENT):
         return None
     others = " and others" if len(written) > _SAID else ""  # batch norms' statistics, say
     return replace(

@@ -10,13 +10,14 @@ each.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from bigbrain_fx.core import Op
+from bigbrain_fx.frontend.micro_batches.draws import Draws
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
@@ -26,13 +27,15 @@ _MEMORY = 2**30  # bytes of values that may be held
 Values = dict[str, tuple[Tensor, ...]]
 
 
-def first_apart(captured: Captured, whole: Tensors, parts: Sequence[Tensors]) -> str:
+def first_apart(captured: Captured, whole: Tensors, parts: Sequence[Tensors], draws: Draws) -> str:
     """Return the line and the code of the first such value; empty without a finding."""
     graph = captured.graph
-    if any(op.random for op in graph.ops) or graph.static_batch is not None:
+    if graph.static_batch is not None:
         return ""
     with suppress(Exception):  # the user's own code, on rows that it may not know
-        one, others = _values(captured, whole), [_values(captured, part) for part in parts]
+        with draws.recording():
+            one = _values(captured, whole)
+        others = list(_values_again(captured, parts, draws))
         for op in graph.ops:
             found = one.get(op.name, ())
             pieces = [other.get(op.name, ()) for other in others]
@@ -45,6 +48,14 @@ def _said(op: Op) -> str:
     if op.target == LOSS:
         return "the loss is opaque, and is not the mean of its parts"
     return f"{op.source or op.name} ({op.code or op.target})"
+
+
+def _values_again(captured: Captured, parts: Sequence[Tensors], draws: Draws) -> Iterator[Values]:
+    draws.first_part()
+    for part in parts:
+        with draws.again():
+            found = _values(captured, part)
+        yield found
 
 
 def _values(captured: Captured, inputs: Tensors) -> Values:

@@ -70,6 +70,30 @@ class NoisyMeeting(Noisy):
         return h - h.mean(0)
 
 
+class DroppedMeeting(Dropped):
+    """Rows meet in training alone, as in a norm of one's own or an expert's balance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return h + h.mean(0) if self.training else h
+
+
+class TimeOuter(Rows):
+    """Drops positions of a dimension that is time first, rows second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x).unflatten(1, (2, 2)).transpose(0, 1).reshape(-1, 2)
+        h = F.dropout(h, training=self.training)
+        return h.view(2, -1, 2).transpose(0, 1).flatten(1)
+
+
+class Leaky(Rows):
+    """Keeps its draw where parts cannot be given it, and is compared without."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rrelu(super().forward(x), training=self.training)
+
+
 class Counted(Rows):
     """Writes a buffer that nothing reads."""
 
@@ -182,8 +206,10 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.gate("Noisy", "Counted", "FrozenAndDropped")
-@pytest.mark.parametrize("model", [Rows, Dropped, Noisy, Counted, Frozen, FrozenAndDropped])
+@pytest.mark.gate("Noisy", "Counted", "FrozenAndDropped", "Leaky", "TimeOuter")
+@pytest.mark.parametrize(
+    "model", [Rows, Dropped, Noisy, Counted, Frozen, FrozenAndDropped, Leaky, TimeOuter]
+)
 def test_rows_that_stand_alone_are_the_same_step(model: type[nn.Module]) -> None:
     found = effect(model(), mean)
     assert found.is_equal
@@ -212,6 +238,7 @@ def test_a_float64_step_decides_where_rounding_is_large() -> None:
         (Normed, square, "batch norm takes its statistics over a micro-batch"),
         (NormedAndDropped, square, "batch norm takes its statistics over a micro-batch"),
         (NoisyMeeting, square, "Rows do not stand alone"),
+        (DroppedMeeting, square, "Rows do not stand alone"),
         (Rows, contrast, "rows of the batch are compared with each other"),
         (TimeFirst, square, "dimension 0 is taken for the batch"),
         (Rows, spread, "Rows do not stand alone: test_effect.py:"),

@@ -101,7 +101,7 @@ class FoundModel:
 
 def other_rows(graph: Graph, options: Options) -> int | None:
     """Return the rows to trace again with, when a trace of fixed size has others than asked for."""
-    count = options.micro_batches
+    count = options.micro_batches or sum(options.replica_shares) or options.replicas
     if graph.static_batch is None or count is None or count < 1 or graph.batch % count:
         return None
     rows = graph.batch // count

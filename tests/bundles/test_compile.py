@@ -138,6 +138,13 @@ def test_a_trace_of_fixed_size_is_made_for_the_micro_batches_asked_for(tmp_path:
         assert plan.graph.static_batch == plan.rows == 8 // count
 
 
+def test_a_trace_of_fixed_size_is_made_for_the_replicas_asked_for(tmp_path: Path) -> None:
+    cluster = bb.read_cluster(write_cluster(tmp_path))
+    options = bb.Options("naive", replicas=2)
+    plan = bb.estimate(OneSize(), cluster, options, example_batch=batch(), loss=loss)
+    assert (plan.rows, plan.micro_batches) == (4, 2)
+
+
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [

@@ -53,11 +53,12 @@ def captured_in_memory(
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.
     """
-    from bigbrain_fx.frontend import eval_parts_kept
+    from bigbrain_fx.frontend import eval_parts_kept, reads_kept
 
     with Scratch("code") as scratch, ExitStack() as stack:
         with about_code():
             _require_given(module, example_batch)
+            stack.enter_context(reads_kept(module, loss))
             if options.mode == "train":
                 stack.enter_context(eval_parts_kept(module))
             given = _given(module, options, example_batch, loss, recipe or Recipe())

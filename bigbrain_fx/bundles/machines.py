@@ -255,6 +255,8 @@ class Wanted:
         about = self.model, example, self.loss, self.recipe.autocast
         parts = None if cutter else PartsWatch.of(made.plan.micro_batches, made.compare_later)
         constants = Constants(*about, made.constants, inputs, parts, numbers)
+        if any(op.target.startswith("user.") for op in made.plan.graph.ops):
+            constants.require_unwritten()
         counts = _row_counts(made.plan.source, self.recipe)
         is_kept = self.run.commits or self.recipe.grad_scaler  # no other bundle's commit; no scale
         again = None if is_kept else self.begun_again

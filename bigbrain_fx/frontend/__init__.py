@@ -154,7 +154,10 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.plain import Plain as Plain, same_numbers as same_numbers
     from bigbrain_fx.frontend.tracing.state.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.state.number_inputs import standing_in as standing_in
-    from bigbrain_fx.frontend.tracing.state.read_names import read_names as read_names
+    from bigbrain_fx.frontend.tracing.state.read_names import (
+        read_names as read_names,
+        reads_kept as reads_kept,
+    )
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,

@@ -70,6 +70,34 @@ class Learned(nn.Module):
         return error * torch.exp(-self.weight) + self.weight
 
 
+class Teacher(nn.Module):
+    """A loss with a norm that trains, and a list: its numbers are those of each batch alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.seen = nn.BatchNorm1d(1, affine=False), list[Tensor]()
+
+    def forward(self, output: Tensor, batch: Any) -> Tensor:
+        error = (output - self.norm(batch["y"])).square().mean()
+        self.seen.append(error.detach())
+        return error
+
+
+class Centred(nn.Module):
+    """A loss that goes by what it has seen, and replaces its buffer."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(()))
+
+    def forward(self, output: Tensor, batch: Any) -> Tensor:
+        error = (output - self.centre - batch["y"]).square().mean()
+        self.centre = 0.9 * self.centre + 0.1 * output.detach().mean()
+        return error
+
+
 def loss(output: Tensor, batch: Any) -> Tensor:
     y = batch["y"] if isinstance(batch, dict) else batch.y
     return (output - y).square().mean()
@@ -145,7 +173,7 @@ class Loop:
     def numbers(self) -> Iterator[Tensor]:
         yield from self.model.state_dict().values()
         if isinstance(self.loss, nn.Module):
-            yield from self.loss.state_dict().values()
+            yield from (*self.loss.state_dict().values(), *getattr(self.loss, "seen", ()))
 
 
 def require_same(one: Loop, other: Loop) -> None:
@@ -160,10 +188,11 @@ def require_same(one: Loop, other: Loop) -> None:
         pytest.param({}, id="hook"),
         pytest.param({"kind": OfPairs, "batches": lambda: batches(Pair)}, id="batch"),
         pytest.param({"kind": Net, "of_loss": Learned}, id="loss"),
+        pytest.param({"kind": Net, "of_loss": Teacher}, id="teacher"),
         pytest.param({"make": lambda parameters: LBFGS(parameters, max_iter=2)}, id="closure"),
     ],
 )
-@pytest.mark.gate("hook")
+@pytest.mark.gate("hook", "teacher")
 def test_a_model_that_no_device_can_have_trains_as_in_plain_pytorch(
     about: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -172,6 +201,23 @@ def test_a_model_that_no_device_can_have_trains_as_in_plain_pytorch(
     losses, session = own.in_session(tmp_path)
     assert losses == want
     assert session.events == []
+    require_same(plain, own)
+
+
+@warns_of_it
+def test_what_a_loss_writes_is_named_where_nothing_may_be_whole(tmp_path: Path) -> None:
+    options = bb.Options("naive", micro_batches=1, sum_order="micro")
+    with refused("BX2152c"):
+        Loop(Net, of_loss=Teacher).in_session(tmp_path, options)
+
+
+@warns_of_it
+@pytest.mark.usefixtures("rehearsals")
+def test_a_loss_that_goes_by_what_it_has_kept_begins_with_what_it_had(tmp_path: Path) -> None:
+    """A trace left torch's own tensor in its buffer, and the next trial a traceback."""
+    plain, own = Loop(Net, of_loss=Centred), Loop(Net, of_loss=Centred)
+    want = plain.plain()
+    assert own.in_session(tmp_path)[0] == want
     require_same(plain, own)
 
 

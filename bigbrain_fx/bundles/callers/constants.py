@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from bigbrain_fx.bundles.found_model import Loss
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, about_code
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,6 +62,15 @@ class Constants:
     def has_inputs(self, inputs: Mapping[str, Tensor]) -> bool:
         """Whether devices can get any of these numbers: the trace reads no others."""
         return bool(inputs.keys() & self.module.sent.keys())
+
+    def require_unwritten(self) -> None:
+        """Refuse a loss or forward that writes what it reads, where a device runs it as it is.
+
+        Raises:
+            InputError: names it; the user's code runs without a split.
+        """
+        with about_code():
+            self.module.require_unwritten()
 
     def required(self, batch: object) -> object:
         """Return a batch as the trace has it: with tensors in the place of numbers that change.

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.read_names import Place, places_of
 from bigbrain_fx.frontend.translation.batch import Batch, fill, named_tensors
 from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.runtime import loss_in
@@ -304,17 +306,26 @@ class Step(nn.Module):
         """Return (loss, *outputs), or the outputs alone."""
         if self.watch.keeps:
             return self._call(*tensors)
-        (model,) = self._itself
-        before = Attributes.of(model, self._given[0], numbers=not self.watch.tracing)
+        before = self._kept(numbers=not self.watch.tracing)
         try:
             return self._call(*tensors)
         finally:
             before.put_back()
 
+    @cached_property
+    def _reads(self) -> list[Place]:
+        return places_of(*self._itself, *self._given)
+
+    def _kept(self, *, numbers: bool = True) -> Attributes:
+        found = Attributes.of(*self._itself, *self._given, numbers=numbers)
+        for place in self._reads:
+            found.keep(place.read(), place.write)
+        return found
+
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Let a call find plain attributes as the one before has left them; put back at the end."""
-        before = Attributes.of(self._itself[0], self._given[0])
+        before = self._kept()
         self.watch.keeps = True
         try:
             yield

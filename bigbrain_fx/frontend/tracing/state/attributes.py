@@ -112,6 +112,11 @@ class Attributes:
             self.marks[name]["numbers"] = _sample(value)
         self._undo.append(lambda: write(value))
 
+    def keep(self, value: object, write: Callable[[object], None]) -> None:
+        """Put back one more value, and what it holds; it counts as no attribute."""
+        self._walk("", value, {}, 0)
+        self._undo.append(lambda: write(value))
+
     def _look(self, name: str, value: object) -> None:
         marks: Marks = {}
         self._walk("", value, marks, 0)
@@ -376,8 +381,9 @@ def _put_members(owner: set[Any], kept: set[Any]) -> None:
 
 
 def _put_numbers(tensor: Tensor, numbers: Tensor, version: int) -> None:
-    if tensor._version != version:
-        with torch.no_grad():
+    is_dense = tensor.layout is torch.strided and not tensor.is_meta
+    if tensor._version != version or (is_dense and not torch.equal(tensor, numbers)):
+        with torch.no_grad():  # a batch norm's statistics count in no version
             tensor.copy_(numbers)
 
 

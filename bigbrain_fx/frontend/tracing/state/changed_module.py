@@ -51,7 +51,7 @@ class Copied:
     ) -> None:
         self.model = model
         self.loss = loss
-        self.numbers = _numbers(model, example, loss, autocast)
+        self.step, self.numbers = _numbers(model, example, loss, autocast)
         self.read = read_names(model, loss)
         self.sent = self._sent(held, inputs)
         self.tried: Counter[str] = Counter()  # how often each has changed
@@ -174,6 +174,25 @@ class Copied:
         found = {name: tensor for name, tensor in self.tensors().items() if name in names}
         self.weights |= {name: _mark(tensor) for name, tensor in found.items()}
         self.versions |= {name: tensor._version for name, tensor in found.items()}
+
+    def require_unwritten(self) -> None:
+        """Refuse a loss or forward that writes what it reads: a device would write a copy.
+
+        Raises:
+            InputError: names it.
+        """
+        with self.step.in_turn():
+            before = self._now(numbers=False)
+            self.numbers()
+            written = [name for name in before.moved(self._now()) if name in self.read]
+        if written:
+            raise InputError(
+                f"a call of the model or the loss writes into {written[0]}, and the device that "
+                "runs it as it is would write a copy",
+                code="BX2152c",
+                help="make it a buffer of the model, which forward writes; a norm of a teacher "
+                "counts nothing in eval()",
+            )
 
     def require(self) -> None:
         """Refuse to go on where the module has changed: frozen, with another dropout rate.
@@ -307,10 +326,10 @@ def _is_within(name: str, now: Attributes) -> bool:
 
 def _numbers(
     model: nn.Module, example: object, loss: Loss | None, autocast: str | None
-) -> Callable[[], Numbers]:
-    """Return a function that computes the example's results, gradients and buffers."""
+) -> tuple[Step, Callable[[], Numbers]]:
+    """Return a step, and what computes the example's results, gradients and buffers with it."""
     taken = take_apart(example)
     step = Step(model, loss, taken, route(model, example, loss is not None))
     plain = Plain(step, model, autocast)
     tensors, buffers = list(taken.sized(taken.rows).values()), dict(model.named_buffers()).keys()
-    return lambda: plain.left(tensors, 0, buffers)
+    return step, lambda: plain.left(tensors, 0, buffers)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, file_of
+from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, Attributes, file_of
 from bigbrain_fx.frontend.translation.sources import is_own
 
 _CALLED = ("forward", "backward", "setup_context", "__call__")  # of modules and Functions
@@ -83,6 +84,24 @@ def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
         found.add(getattr(loss, "__name__", type(loss).__name__), loss, loss, is_given=True)
     found.follow()
     return found.places
+
+
+def places_of(model: nn.Module, loss: object) -> list[Place]:
+    """Return the places of what they read, but for names of a closure that are not bound yet."""
+    places = read_names(model, loss).values()
+    return [p for p in places if p.read() is not None or not isinstance(p.holder, CellType)]
+
+
+@contextmanager
+def reads_kept(model: nn.Module, loss: object) -> Iterator[None]:
+    """Put back at the end what they read elsewhere: a criterion's centre, a list of losses."""
+    kept = Attributes()
+    for place in places_of(model, loss):
+        kept.keep(place.read(), place.write)
+    try:
+        yield
+    finally:
+        kept.put_back()
 
 
 class _Reading:

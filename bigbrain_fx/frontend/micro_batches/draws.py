@@ -11,7 +11,8 @@ model's) has a row for each row of the batch. Where rows and other positions are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,24 +21,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
+@dataclass
 class Draws:
     """Results of the random ops of a step on the whole batch, in order.
 
     Attributes:
         rows: of that batch; 0 where parts may have any rows of it.
+        is_on: whether ops are looked at, which costs time.
     """
 
-    def __init__(self, rows: int = 0) -> None:
-        self.rows = rows
-        self._whole: list[list[Any]] = []
-        self._taken: list[int] = []  # rows that parts have had, for each op
+    rows: int = 0
+    is_on: bool = True
+    _whole: list[list[Any]] = field(default_factory=list, init=False)
+    _taken: list[int] = field(default_factory=list, init=False)  # rows that parts have had, by op
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the results of random ops in a step on the whole batch."""
         self._whole = []
         self._taken = []
-        with _Watch(self._record):
+        with _Watch(self._record) if self.is_on else nullcontext():
             yield
 
     @contextmanager
@@ -49,8 +52,12 @@ class Draws:
             call = next(calls, None)
             return found if call is None else self._rows(call, found)
 
-        with _Watch(replay):
+        with _Watch(replay) if self.is_on else nullcontext():
             yield
+
+    def end_if_none(self) -> None:
+        """Look at no more ops where the batch has drawn nothing."""
+        self.is_on = bool(self._whole)
 
     def first_part(self) -> None:
         """Begin with the first rows again."""

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 
 import torch
@@ -100,7 +100,9 @@ class Trainee:
 
     def repeats(self, tensors: Tensors) -> bool:
         """Whether another seed gives the same numbers, once what was drawn is given again."""
+        self.draws.is_on = True
         first = self.step(tensors)
+        self.draws.end_if_none()
         self.draws.first_part()
         off = difference(first, self._again(tensors, seed=1), self.names)
         return not first.is_finite or off.is_within(SAME_LOSS, SAME_GRADIENT)
@@ -119,7 +121,7 @@ class Trainee:
             step.double()  # type: ignore[attr-defined]  # a module
         except Exception:  # the user's own objects, asked for what they may not know
             return None
-        return Trainee(Plain(step, model, None), is_wide=True, draws=Draws(self.draws.rows))
+        return Trainee(Plain(step, model, None), is_wide=True, draws=replace(self.draws))
 
     @contextmanager
     def moved(self, step: StepGradients) -> Iterator[None]:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from bigbrain_fx.bundles.callers.watching import plain_modules
 from bigbrain_fx.bundles.carried import Parts, as_optimizer, carry
 from bigbrain_fx.bundles.found_model import (
     IN_MEMORY,
@@ -401,10 +402,12 @@ class _InMemory:
 
     def compare_later(self, count: int, batch: object) -> MicroBatchEffect | None:
         """Compare a batch of a loop that is under way, as the module is now."""
-        from bigbrain_fx.frontend import later_effect
+        from bigbrain_fx.frontend import eval_parts_kept, later_effect
 
-        known = self.differs  # split has warned of it
-        return None if known else later_effect(self.training, self.captured, count, batch)
+        if self.differs:  # split has warned of it
+            return None
+        with plain_modules(), eval_parts_kept(self.training.module):
+            return later_effect(self.training, self.captured, count, batch)
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         from safetensors.torch import save_file

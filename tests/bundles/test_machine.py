@@ -42,6 +42,16 @@ def loss(output: Tensor, batch: Batch) -> Tensor:
     return nn.functional.mse_loss(output, batch["y"])
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.norm(self.a(x)))
+        return found
+
+
 def data(count: int) -> Iterator[Batch]:
     dice = torch.Generator().manual_seed(1)
     for _ in range(count):
@@ -318,6 +328,17 @@ def test_a_later_batch_that_micro_batches_train_otherwise_is_warned_of(machine: 
         with warnings.catch_warnings():
             warnings.simplefilter("error", bb.SplitWarning)
             session.step(batches[3])
+
+
+def test_later_batches_are_compared_with_parts_in_eval_mode(machine: bb.Machine) -> None:
+    model = Normed()
+    model.norm.eval()
+    batches, options = list(data(2)), bb.Options(micro_batches=2)
+    with machine(model, example_batch=batches[0], loss=loss, options=options) as session:
+        session.step(batches[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", bb.SplitWarning)
+            session.step(batches[1])
 
 
 def test_calls_of_a_plain_pytorch_loop_are_answered(machine: bb.Machine) -> None:

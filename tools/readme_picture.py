@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bigbrain_fx as bb
-from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.explanation import explain
 from bigbrain_fx.plan.making import timeline
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.report import COLOURS, WIDTH, gantt, text
+from bigbrain_fx.plan.plan_report import COLOURS, WIDTH, gantt, text
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/pipeline.svg"

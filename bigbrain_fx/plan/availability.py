@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 from bigbrain_fx.core import Period
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.fastest import least_gap
-from bigbrain_fx.plan.money import HOUR_S, money, per_step
 from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.prices import HOUR_S, money, per_step
 from bigbrain_fx.plan.recovery import Assumptions, choose
 from bigbrain_fx.plan.replanning import replan
 from bigbrain_fx.plan.replicas import only

@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import least_gap, tell
-from bigbrain_fx.plan.money import (
+from bigbrain_fx.plan.nouns import Case, Plan
+from bigbrain_fx.plan.prices import (
     HOUR_S,
     best_for,
     excesses,
@@ -26,7 +27,6 @@ from bigbrain_fx.plan.money import (
     require_countable,
     step_usd,
 )
-from bigbrain_fx.plan.nouns import Case, Plan
 from bigbrain_fx.plan.replicas import only
 from bigbrain_fx.plan.search import Objective
 from bigbrain_fx.plan.search.nouns import Goals, Offer

@@ -16,8 +16,8 @@ from itertools import accumulate, pairwise, permutations
 from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, EdgeKind, Graph, Placement, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut, cut_each, graded_params, holders, live_ops, norms, updating
-from bigbrain_fx.plan.half_sums import may_be_ungiven
 from bigbrain_fx.plan.replica_statistics import statistics, statistics_edges
+from bigbrain_fx.plan.sums_in_half import may_be_ungiven
 
 LEAST_BUCKET = 256 << 10
 """Bytes below which a bucket's message would cost more in latency than it hides."""

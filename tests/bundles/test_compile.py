@@ -239,7 +239,7 @@ def test_every_public_name_is_there() -> None:
 
 def test_verbs_stay_verbs_when_rooms_of_the_same_name_are_imported() -> None:
     code = (
-        "import bigbrain_fx, bigbrain_fx.bundles.verifying, bigbrain_fx.plan.explain\n"
+        "import bigbrain_fx, bigbrain_fx.bundles.verifying, bigbrain_fx.plan.explanation\n"
         "import bigbrain_fx.plan.simulate\n"
         "from bigbrain_fx.bundles.verifying import Verification\n"
         "from bigbrain_fx import explain, simulate, verify\n"

@@ -205,7 +205,7 @@ def test_a_model_that_no_device_can_have_trains_as_in_plain_pytorch(
 
 
 @warns_of_it
-def test_what_a_loss_writes_is_named_where_nothing_may_be_whole(tmp_path: Path) -> None:
+def test_a_tensor_that_a_loss_writes_is_named_where_nothing_may_be_whole(tmp_path: Path) -> None:
     options = bb.Options("naive", micro_batches=1, sum_order="micro")
     with refused("BX2152c"):
         Loop(Net, of_loss=Teacher).in_session(tmp_path, options)

@@ -28,7 +28,7 @@ from bigbrain_fx.cli.verdict import verdict
 from bigbrain_fx.core import Cluster, Device, Input, Link, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Goals, Offer, Plan, explain, tokens
-from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation
+from bigbrain_fx.plan.explanation import Cut, DevicePart, Explanation
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
 from tests.support.messages import refused
 from tests.support.synthetic import tensor

@@ -11,7 +11,7 @@ from bigbrain_fx.core import Costs, Device, Graph, Placement, Ref
 from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore, signatures
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Source, make_plan, measured_share
-from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.explanation import explain
 from bigbrain_fx.planning import registry as plugins
 from estimators.op_rules import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 from tests.support.profiled import MACHINE, profile_of

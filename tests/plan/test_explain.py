@@ -30,7 +30,7 @@ from bigbrain_fx.plan import (
     spread,
     with_placement,
 )
-from bigbrain_fx.plan.explain import Alternative, Explanation, explain, size_text
+from bigbrain_fx.plan.explanation import Alternative, Explanation, explain, size_text
 from bigbrain_fx.plan.memory_check import needed_bytes
 from tests.support.synthetic import cluster_of, device, graph_of, weight
 

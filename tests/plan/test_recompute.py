@@ -16,8 +16,9 @@ from bigbrain_fx.core import Forward, ParamRef, Ref, Stage, Stages
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, from_json, make_plan, replan, to_json
-from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.explanation import explain
 from bigbrain_fx.plan.memory_check import needed_bytes
+from bigbrain_fx.plan.plan_report import report
 from bigbrain_fx.plan.recompute import (
     read_recompute,
     recompute_text,
@@ -25,7 +26,6 @@ from bigbrain_fx.plan.recompute import (
     wanted_by,
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy
-from bigbrain_fx.plan.report import report
 from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     run_bundle,

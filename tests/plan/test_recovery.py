@@ -27,7 +27,7 @@ from bigbrain_fx.plan import (
     read_plan,
     to_json,
 )
-from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.explanation import explain
 from bigbrain_fx.plan.recovery import (
     COPY_SHARE,
     MOST_STEPS,

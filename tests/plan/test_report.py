@@ -8,7 +8,7 @@ import pytest
 
 from bigbrain_fx.core import Link, Slice
 from bigbrain_fx.plan import Options, Source, make_plan, telling
-from bigbrain_fx.plan.report import MOST_BARS, Curve, curves, gantt, report, ticks
+from bigbrain_fx.plan.plan_report import MOST_BARS, Curve, curves, gantt, report, ticks
 from tests.support import samples
 from tests.support.synthetic import chain_graph, cluster_of, device
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.plan.report import report
+from bigbrain_fx.plan.plan_report import report
 from tests.support import samples
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or ""

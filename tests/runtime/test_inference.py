@@ -19,9 +19,9 @@ from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, cut as cut_room, make_plan, plan_placed
-from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.explanation import explain
+from bigbrain_fx.plan.plan_report import report
 from bigbrain_fx.plan.replanning import place_like
-from bigbrain_fx.plan.report import report
 from bigbrain_fx.runtime import infer
 from tests.support import samples
 

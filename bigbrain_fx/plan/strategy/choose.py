@@ -17,8 +17,8 @@ from typing import TypeAlias
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.compatibility import Request, Rule, conflict
 from bigbrain_fx.plan.fastest import counted_s, is_stopped, least_gap, tell, until_stopped
-from bigbrain_fx.plan.money import best_for, charges_for_bytes
 from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan
+from bigbrain_fx.plan.prices import best_for, charges_for_bytes
 from bigbrain_fx.plan.replicas import divide, halved
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.strategy.partitions import FEW, SetPrices, has_partitions, partitions

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 from bigbrain_fx.core import DeviceForecast, Forecast, Slice, micro_text
-from bigbrain_fx.plan.explain import Cut, Explanation, explain, size_text
+from bigbrain_fx.plan.explanation import Cut, Explanation, explain, size_text
 from bigbrain_fx.plan.making import timeline
 from bigbrain_fx.plan.measured import COMPUTES, MeasuredStep
 from bigbrain_fx.plan.nouns import Plan

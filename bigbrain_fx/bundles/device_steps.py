@@ -70,7 +70,10 @@ class DeviceSteps:
         module: nn.Module,
         optimizer: CallersOptimizer | None = None,
     ) -> None:
+        from bigbrain_fx.bundles.callers.module import CallersModule
+
         self.module, self._optimizer = module, optimizer
+        self._caller = CallersModule(module, self.refresh)
         self._names = list(module.state_dict())
         self._count = 0  # how often it was split again
         self._given = 0  # the step whose weights the module has
@@ -127,10 +130,7 @@ class DeviceSteps:
 
     def _enter(self) -> None:
         """Hear of what the loop does with its module and optimizer."""
-        from bigbrain_fx.bundles.callers.module import CallersModule
-
-        others = self._constants.module.others()
-        self._caller = CallersModule(self.module, self.refresh, others)
+        self._caller.enter(self._constants.module.others())
         self._constants.module.accept()  # with the hooks of that
         if self._optimizer is not None:
             self._optimizer.enter(self._caller.unread, lambda: self.steps, self._give_all)

@@ -33,7 +33,7 @@ class Held:
         self.module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
         self.weight: nn.Parameter = self.module[0].get_parameter("weight")
         self.reads, self.value = 0, 1.0
-        self.caller = CallersModule(self.module, self.refresh)
+        self.caller = CallersModule(self.module, self.refresh).enter()
 
     def refresh(self) -> None:
         self.reads += 1
@@ -107,7 +107,7 @@ def test_gradients_may_be_set_to_zero(to_none: bool) -> None:
 def test_a_step_of_what_the_loss_alone_has_is_refused() -> None:
     """Its gradient is on no device: an optimizer would skip it without a word."""
     module, centres = nn.Linear(2, 3), nn.Parameter(torch.zeros(3))
-    held = CallersModule(module, lambda: None, {"centres": centres})
+    held = CallersModule(module, lambda: None).enter({"centres": centres})
     optimizer = SGD([centres], lr=0.1)
     with refused("BX3193a"):
         optimizer.step()

@@ -39,24 +39,37 @@ class CallersModule:
     Args:
         module: the caller's.
         refresh: gives it the weights of now.
-        others: parameters of no module of the session that its loss gives gradients, by name.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        refresh: Callable[[], None],
-        others: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> None:
-        self._refresh = refresh
-        self._steps = _refusing_steps(others)
+    def __init__(self, module: nn.Module, refresh: Callable[[], None]) -> None:
+        self._module, self._refresh, self._read = module, refresh, _Read(self)
+        self._place: int | None = None  # of the hook: the same when it comes again
         self.is_read = self._is_within = False
-        self._handle = module.register_forward_pre_hook(_Read(self))  # layers may hold theirs, too
+
+    def enter(self, others: Mapping[str, Tensor] = MappingProxyType({})) -> CallersModule:
+        """Hear of the module, and of its tensors as they are now; return itself.
+
+        Args:
+            others: parameters of no module of the session that its loss gives gradients, by name.
+        """
+        self.is_read = False
+        self._steps = _refusing_steps(others)
+        self._handle = self._hooked()
         watched = {kind: _watched(kind, self) for kind in (Tensor, nn.Parameter)}
-        tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        found = (*self._module.parameters(), *self._module.buffers())
+        tensors = {id(tensor): tensor for tensor in found}
         self._kinds = [(t, type(t)) for t in tensors.values() if type(t) in watched]
         for tensor, kind in self._kinds:
             tensor.__class__ = watched[kind]
+        return self
+
+    def _hooked(self) -> RemovableHandle:
+        handle = self._module.register_forward_pre_hook(self._read)  # layers may hold theirs, too
+        hooks = self._module._forward_pre_hooks
+        self._place = handle.id if self._place is None else self._place
+        hooks[self._place] = hooks.pop(handle.id)
+        handle.id = self._place
+        return handle
 
     def read(self) -> None:
         """Give the module the weights of now, if that is not under way."""

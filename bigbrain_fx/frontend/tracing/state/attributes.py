@@ -381,10 +381,20 @@ def _put_members(owner: set[Any], kept: set[Any]) -> None:
 
 
 def _put_numbers(tensor: Tensor, numbers: Tensor, version: int) -> None:
-    is_dense = tensor.layout is torch.strided and not tensor.is_meta
-    if tensor._version != version or (is_dense and not torch.equal(tensor, numbers)):
-        with torch.no_grad():  # a batch norm's statistics count in no version
+    if tensor._version != version or _has_moved(tensor, numbers):
+        with torch.no_grad():
             tensor.copy_(numbers)
+
+
+_WITH_NUMBERS = {Tensor, nn.Parameter}  # those of a trace have none
+
+
+def _has_moved(tensor: Tensor, numbers: Tensor) -> bool:
+    """Whether a tensor has other numbers; a batch norm's statistics count in no version."""
+    if tensor.layout is not torch.strided or not {type(tensor), type(numbers)} <= _WITH_NUMBERS:
+        return False
+    with _disable_current_modes():
+        return not tensor.is_meta and not torch.equal(tensor, numbers)
 
 
 def _set_needs(parameter: Tensor | None, needs: bool) -> None:

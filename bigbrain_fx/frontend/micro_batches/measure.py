@@ -39,6 +39,7 @@ from bigbrain_fx.frontend.micro_batches.loss_count import (
     fitted_shares,
     require_additive,
 )
+from bigbrain_fx.frontend.micro_batches.term import bound_of_a_mean
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import work_of
 from bigbrain_fx.frontend.tracing.plain import Plain
@@ -91,7 +92,21 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     apart = _first_apart(comparison, effect, later[1:])
     if apart is not None:
         effect = _effect(training, captured, replace(comparison, later=apart), count)
-    return effect if effect.differs else carried(comparison, effect) or effect
+    if effect.differs:
+        return effect
+    return carried(comparison, effect) or _bounded(comparison, captured, effect) or effect
+
+
+def _bounded(
+    comparison: Comparison, captured: Captured, effect: MicroBatchEffect
+) -> MicroBatchEffect | None:
+    """Name a bound of a mean over rows, which parts may pass one by one in a later step."""
+    rows, count = effect.rows, min(effect.micro_batches, effect.rows)
+    line = bound_of_a_mean(captured, comparison.cut(rows, count)[1:]) if count > 1 else ""
+    if not line or effect.not_compared:
+        return None
+    cause = f"A bound of a mean over rows: {line}"
+    return replace(effect, not_compared="they agree while all are on one side of it", cause=cause)
 
 
 def later_effect(

@@ -16,7 +16,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import Op
+from bigbrain_fx.core import Op, Ref
 from bigbrain_fx.frontend.micro_batches.draws import Draws
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors
 from bigbrain_fx.frontend.tracing.captured import Captured
@@ -24,6 +24,7 @@ from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
 from bigbrain_fx.frontend.translation.kept import LOSS
 
 _MEMORY = 2**30  # bytes of values that may be held
+_BOUNDS = ("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum")
 Values = dict[str, tuple[Tensor, ...]]
 
 
@@ -42,6 +43,28 @@ def first_apart(captured: Captured, whole: Tensors, parts: Sequence[Tensors], dr
             if not all(map(_is_together, found, zip(*pieces, strict=True))):
                 return _said(op)
     return ""
+
+
+def bound_of_a_mean(captured: Captured, parts: Sequence[Tensors]) -> str:
+    """Return the line and the code of a bound of one number that all rows make; else nothing.
+
+    Parts agree with their batch as long as all of them are on one side: abs(loss - b) + b.
+    """
+    ops = [op for op in captured.graph.ops if _is_bound(op)]
+    with suppress(Exception):  # the user's own code, on rows that it may not know
+        one, other = (_values(captured, part) for part in parts[: 2 if ops else 0])
+        for op in ops:
+            names = [arg.value for arg in op.args if isinstance(arg, Ref)]
+            pairs = ((one[name], other[name]) for name in names if name in one)
+            if any(not _near(a, b) for pair in pairs for a, b in zip(*pair, strict=True)):
+                return _said(op)
+    return ""
+
+
+def _is_bound(op: Op) -> bool:
+    own = op.outputs[0] if len(op.outputs) == 1 else None
+    is_number = own is not None and not own.shape and own.requires_grad
+    return is_number and op.target.split(".")[1] in _BOUNDS
 
 
 def _said(op: Op) -> str:

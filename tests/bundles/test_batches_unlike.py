@@ -94,6 +94,7 @@ def test_a_batch_that_the_model_does_not_take_changes_nothing(tmp_path: Path) ->
         session.step(batch)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rehearsals")
 def test_a_patched_optimizer_trains_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

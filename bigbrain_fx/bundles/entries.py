@@ -120,7 +120,7 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
     if isinstance(found, torch.Tensor) and 0 < entry.dim < found.dim():
         found = found.movedim(entry.dim, 0)
     if not isinstance(found, torch.Tensor) or str(found.dtype) != f"torch.{entry.dtype}":
-        shown = getattr(found, "dtype", type(found).__name__)
+        shown = str(getattr(found, "dtype", type(found).__name__)).removeprefix("torch.")
         raise InputError(
             f"batch entry {name!r} is {shown}, but the model was split for {entry.dtype}",
             code="BX3031a",

@@ -105,13 +105,12 @@ class Machine(Shown):
         wanted = Wanted(self.cluster, model, example_batch, loss, chosen, how, known, callers)
         way = OwnWay(model, example_batch, loss, known, chosen)
         own = way if out is None and how.commits is None else None
-        folder = _temporary() if out is None else Path(out)
         with started_first(self.cluster.devices):
             with ExitStack() as stack:
                 stack.enter_context(plain_modules())
                 given = stack.enter_context(way.as_given())
                 try:
-                    begun = wanted.begun(folder, rehearse=rehearse)
+                    begun = wanted.begun(out, rehearse=rehearse)
                 except BigBrainError as refusal:
                     if own is None:
                         raise
@@ -190,9 +189,10 @@ class Wanted:
     recipe: Recipe
     callers: CallersOptimizer | None
 
-    def begun(self, out: Path, *, rehearse: bool) -> Begun:
+    def begun(self, out: str | Path | None, *, rehearse: bool) -> Begun:
         """Split the model, to begin with its weights."""
-        return self._of(self._split(out, rehearse), {}, self.run)
+        folder = _temporary() if out is None else Path(out)
+        return self._of(self._split(folder, rehearse), {}, self.run)
 
     def begun_again(
         self, constants: Constants, batch: object, before: Path, commits: Path, steps: int

@@ -1,37 +1,29 @@
 """Measure the effect of micro-batches on one captured model: the entry point of this package.
 
-Also measure whether a micro-batch reads state that earlier ones wrote: a centre, a momentum
-encoder.
-
-    in turn   m0 ─▶ m1 ─▶ m2 ─▶ m3        alone   m3
-
-Both run in training mode, with the same seeds, on weights that training has moved. An average that
-begins as a copy of the weights then differs from them.
+model that can be run     ─▶ loss and gradients, whole and in parts
+model that is too large   ─▶ those of its loss alone
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Graph, LossCount
+from bigbrain_fx.core import LossCount
+from bigbrain_fx.frontend.budget import budget
+from bigbrain_fx.frontend.micro_batches.carried import carried
 from bigbrain_fx.frontend.micro_batches.causes import Diagnosis
-from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights, spread, training
+from bigbrain_fx.frontend.micro_batches.comparison import LATER_S, Comparison, Weights, spread
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
-from bigbrain_fx.frontend.micro_batches.gradients import (
-    SAME_GRADIENT,
-    SAME_LOSS,
-    Tensors,
-    Trainee,
-    difference,
-)
+from bigbrain_fx.frontend.micro_batches.gradients import Tensors, Trainee
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
+from bigbrain_fx.frontend.micro_batches.loss_alone import losses_alone, without_loss
 from bigbrain_fx.frontend.micro_batches.loss_count import (
     count_by,
     count_of,
@@ -45,7 +37,6 @@ from bigbrain_fx.frontend.tracing.check import work_of
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, fill
-from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -88,8 +79,12 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     later = spread(_later(training, batch))
     comparison = replace(_comparison(training, captured), later=next(iter(later), None))
     _require_weights(training, comparison, count)
+    if not comparison.affordable_rows(count):
+        return _of_large(training, captured, comparison, [batch, *later], count)
     effect = _effect(training, captured, comparison, count)
-    apart = _first_apart(comparison, effect, later[1:])
+    apart = _first_apart(comparison, effect, later[1:]) or _apart_in_loss(
+        training, captured, comparison, effect, later
+    )
     if apart is not None:
         effect = _effect(training, captured, replace(comparison, later=apart), count)
     if effect.differs:
@@ -116,10 +111,79 @@ def later_effect(
 
     None where it is the same step, or where the comparison would hold the loop up.
     """
-    if work_of(captured.graph, captured.batch.rows) > _LOOP_FLOPS:
+    if work_of(captured.graph, captured.batch.rows) <= _LOOP_FLOPS:
+        effect = micro_batch_effect(replace(training, later=lambda: [batch]), captured, count)
+        return effect if effect.differs else None
+    own = captured.batch.like(batch)
+    if own is None or _has_no_numbers(training.module):
         return None
-    effect = micro_batch_effect(replace(training, later=lambda: [batch]), captured, count)
-    return effect if effect.differs else None
+    comparison = _comparison(training, captured)
+    found = _loss_effect(training, captured, comparison, own, count)
+    if found is None or found.is_equal:
+        return None
+    example = _loss_effect(training, captured, comparison, captured.batch, count)
+    return found if example is not None and example.is_equal else None
+
+
+def _loss_effect(
+    training: Training, captured: Captured, comparison: Comparison, batch: Batch, count: int
+) -> MicroBatchEffect | None:
+    """Compare the loss alone on a batch; None where it cannot be run without the model."""
+    found = None
+    plain, weights = comparison.trainee.plain, comparison.weights
+    with suppress(ValueError, StopIteration):
+        for alone, part in losses_alone(plain, captured, batch, weights, count):
+            effect = _effect(training, part, alone, count)
+            if effect.is_equal:
+                return effect
+            found = found or (None if effect.not_compared else effect)
+    if found is None:
+        return None
+    cause = f"{found.cause} (the loss alone was compared, on drawn results of the model)"
+    return replace(found, parameter="", cause=cause)
+
+
+def _of_large(
+    training: Training,
+    captured: Captured,
+    comparison: Comparison,
+    batches: Sequence[Batch],
+    count: int,
+) -> MicroBatchEffect:
+    """Compare the loss of a model that is too large to be run; graph rules know of the rest."""
+    nothing, found, is_over = comparison.effect(count), None, budget(LATER_S)
+    for batch in batches:
+        effect = None if is_over() else _loss_effect(training, captured, comparison, batch, count)
+        if effect is None:
+            break
+        if effect.differs:
+            return effect
+        found = found or effect
+    if found is None:
+        return _unmeasured(nothing, captured)
+    rest = _unmeasured(nothing, replace(captured, graph=without_loss(captured.graph)))
+    return replace(rest, loss_count=found.loss_count, divided=found.divided)
+
+
+def _apart_in_loss(
+    training: Training,
+    captured: Captured,
+    comparison: Comparison,
+    effect: MicroBatchEffect,
+    batches: Sequence[Batch],
+) -> Batch | None:
+    """Return a batch whose loss alone differs, of those that no run of the model has shown."""
+    is_over = budget(LATER_S)
+    is_large = work_of(captured.graph, captured.batch.rows) > _LOOP_FLOPS
+    for batch in batches if is_large and effect.is_equal and not effect.not_compared else ():
+        if is_over():
+            return None
+        found = _loss_effect(training, captured, comparison, batch, effect.micro_batches)
+        if found is None:
+            return None
+        if found.differs:
+            return batch
+    return None
 
 
 def _first_apart(
@@ -327,71 +391,3 @@ def _with_ignored_labels(batch: Batch) -> Batch | None:
     tensor = tensor.masked_fill(~counts, _IGNORED)
     entries = tuple(replace(e, tensor=tensor) if e is labels[0] else e for e in batch.entries)
     return replace(batch, entries=entries)
-
-
-# --------------------------------------------------------------------------- carried on
-
-_SAID = 3  # names in a sentence
-
-
-def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
-    """Compare the last micro-batch after the earlier ones with itself alone; None: they agree.
-
-    Also None without a comparison: the micro-batches are too large, or the model fails on them.
-    """
-    own = {param.name for param in comparison.graph.params}
-    written = list(dict.fromkeys(_written(comparison.graph, own)))
-    if not written or effect.rows < 2:
-        return None
-    with suppress(Exception), training(comparison.trainee.plain.model):  # the user's own code
-        parts = comparison.cut(effect.rows, min(effect.micro_batches, effect.rows))[1:]
-        trainee = comparison.trainee
-        for place in (nullcontext(), trainee.moved(trainee.step(parts[0]))):
-            with place:
-                for order in _orders(parts, is_read=_is_read(comparison.graph, written)):
-                    if found := _compared(comparison, effect, order, written):
-                        return found
-    return None
-
-
-def _orders(parts: list[Tensors], *, is_read: bool) -> list[list[Tensors]]:
-    """Return orders of micro-batches: a choice of experts by a count is the same in some."""
-    more = [parts[::-1], [*parts, parts[-1]], [*parts[::-1], parts[0]]]
-    return [parts, *(more if is_read else [])]
-
-
-def _is_read(graph: Graph, written: list[str]) -> bool:
-    """Whether forward computes with what it writes; batch norms that train do not."""
-    reading = (op for op in graph.ops if "batch_norm" not in op.target)
-    return any(({*op.refs, *op.params} - {*op.mutates}) & {*written} for op in reading)
-
-
-def _written(graph: Graph, own: Container[str]) -> Iterator[str]:
-    """Yield buffers and frozen weights that forward writes, and tensors that Python may write."""
-    for op in graph.ops:
-        if op.target.startswith((LEAF, LOSS)):
-            yield op.module_path or op.target
-        yield from (name for name in op.mutates if name in own)
-
-
-def _compared(
-    comparison: Comparison, effect: MicroBatchEffect, parts: list[Tensors], written: list[str]
-) -> MicroBatchEffect | None:
-    trainee = comparison.trainee
-    alone, in_turn = trainee.last_of(parts[-1:]), trainee.last_of(parts)
-    off = difference(alone, in_turn, trainee.names)
-    if not alone.is_finite or off.is_within(SAME_LOSS, SAME_GRADIENT):
-        return None
-    others = " and others" if len(written) > _SAID else ""  # batch norms' statistics, say
-    return replace(
-        effect,
-        is_equal=False,
-        is_carried=True,
-        whole_loss=alone.loss,
-        parts_loss=in_turn.loss,
-        gradient_error=off.gradient,
-        parameter=off.parameter,
-        parameter_error=off.parameter_gradient,
-        cause="A micro-batch reads what the one before it wrote: "
-        f"{', '.join(written[:_SAID])}{others}",
-    )

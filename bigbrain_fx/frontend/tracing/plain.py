@@ -46,12 +46,12 @@ class Plain:
         Raises:
             Exception: whatever the model raises.
         """
-        with self._seeded(tensors, seed, python_seed) as copies:
+        with self.seeded(tensors, seed, python_seed) as copies:
             return tuple(tensor.detach() for tensor in self.step(*copies))
 
     def gradients(self, tensors: Sequence[Tensor], seed: int) -> tuple[Tensor | None, ...]:
         """Run once and return the results, and the first result's gradients where it has any."""
-        with self._seeded(tensors, seed, seed) as copies:
+        with self.seeded(tensors, seed, seed) as copies:
             return self._with_gradients(copies)
 
     def loss_and_gradients(
@@ -66,11 +66,11 @@ class Plain:
             Exception: whatever the model raises.
         """
         wanted = [p for p in self.model.parameters() if p.requires_grad]
-        with contextlib.suppress(RuntimeError), self._seeded(tensors, seed, seed) as copies:
+        with contextlib.suppress(RuntimeError), self.seeded(tensors, seed, seed) as copies:
             loss = self.step(*copies)[0]
             begin = torch.full_like(loss, share)
             return loss.detach(), torch.autograd.grad(loss, wanted, begin, allow_unused=True)
-        with self._seeded(tensors, seed, seed) as copies:  # a reentrant checkpoint needs backward()
+        with self.seeded(tensors, seed, seed) as copies:  # a reentrant checkpoint needs backward()
             loss = self.step(*copies)[0]
             return loss.detach(), gradients_of(loss, wanted, torch.full_like(loss, share))
 
@@ -99,7 +99,7 @@ class Plain:
             seed: of all generators.
             buffers: by name, those that count; None: all.
         """
-        with self._seeded(tensors, seed, seed) as copies:
+        with self.seeded(tensors, seed, seed) as copies:
             found = self._with_gradients(copies)
             return (*found, *self._kept(buffers))
 
@@ -117,8 +117,8 @@ class Plain:
         return (*numbers, *torch.autograd.grad(found[0], wanted, allow_unused=True))
 
     @contextlib.contextmanager
-    def _seeded(
-        self, tensors: Sequence[Tensor], seed: int, python_seed: int | None
+    def seeded(
+        self, tensors: Sequence[Tensor], seed: int, python_seed: int | None = None
     ) -> Iterator[list[Tensor]]:
         """Seed torch, Python and NumPy; yield copies of the tensors; put all state back."""
         with state_kept(self.model), self._running(tensors, seed, python_seed) as copies:

@@ -7,6 +7,7 @@ This file knows no planning.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.session_devices import require_session
 from bigbrain_fx.bundles.session_run import Again, Begun, SessionRun
 from bigbrain_fx.core import OPAQUE_MODULE, ROW_COUNTS
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
 from bigbrain_fx.supervisor import Event, warn
 from bigbrain_fx.weights import Scratch, tensors_apart
 
@@ -45,6 +46,7 @@ MOST = 16  # times that a model is split again
 CHANGED = ("BX2152", "BX2152b", "BX3190", "BX3198")  # a module, the loss, groups, a state
 RESHAPED = ("BX2164", "BX3031")  # another number or text in a batch, another shape: a trace may be
 OF_BATCH = (*RESHAPED, "BX3031a")  # another type: none is
+_PARTED = "BX3202"  # micro-batches are another objective: one may be the plan's
 TRIAL_S = 120.0  # longest step of a fork
 
 
@@ -183,9 +185,14 @@ class DeviceSteps:
         try:
             return self._entries_of(batch)
         except InputError as error:
-            if error.code not in (*CHANGED, *RESHAPED) or not self._begin_again(batch):
+            if error.code not in (*CHANGED, *RESHAPED, _PARTED):
                 raise
-            warn(f"{error.what}: the model was split again, which takes some seconds")
+            if self._begin_again(batch):
+                warn(f"{error.what}: the model was split again, which takes some seconds")
+            elif error.code != _PARTED:
+                raise
+            else:
+                warnings.warn(error.what, SplitWarning, stacklevel=4)
         return self._entries_of(batch)
 
     def _entries_of(self, batch: object) -> dict[str, Tensor]:

@@ -203,7 +203,7 @@ def _found(
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None
     modes = eval_note(module) if given.trains else None
-    later = tuple(recipe.seen)[1:]
+    later = tuple(batch for batch in recipe.seen if batch is not given.example)
     training = Training(module, loss, recipe.autocast, recipe.loss_weight, lambda: later)
     weights = _InMemory(captured, training, given.file)
     return FoundModel(

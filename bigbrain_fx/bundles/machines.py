@@ -30,7 +30,7 @@ from bigbrain_fx.bundles.launch import RunOptions, started_first
 from bigbrain_fx.bundles.own_steps import OwnWay
 from bigbrain_fx.bundles.resplitting import commit_of_caller, commit_of_run
 from bigbrain_fx.bundles.session_devices import require_session
-from bigbrain_fx.bundles.session_run import Begun
+from bigbrain_fx.bundles.session_run import Again, Begun
 from bigbrain_fx.bundles.sessions import Session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
@@ -188,6 +188,7 @@ class Wanted:
     run: RunOptions
     recipe: Recipe
     callers: CallersOptimizer | None
+    is_first: bool = True  # the model has not been split again
 
     def begun(self, out: str | Path | None, *, rehearse: bool) -> Begun:
         """Split the model, to begin with its weights."""
@@ -204,7 +205,7 @@ class Wanted:
         """
         few, many = sorted((batch, self.example_batch), key=self._rows)
         recipe = replace(self.recipe, seen=(*self.recipe.seen, few))
-        wanted = replace(self, example_batch=many, recipe=recipe)
+        wanted = replace(self, example_batch=many, recipe=recipe, is_first=False)
         return wanted._begun_again(constants, before, commits, steps)
 
     def _rows(self, batch: object) -> int:
@@ -222,6 +223,11 @@ class Wanted:
             begun = self._of(self._of_now(constants), {}, how)
         self._write_commit(begun.made, before, commits, steps, out.with_name("commits"))
         return begun
+
+    @property
+    def _again(self) -> Again | None:
+        is_kept = self.run.commits or self.recipe.grad_scaler  # no other bundle's commit; no scale
+        return None if is_kept else self.begun_again
 
     def _of_now(self, constants: Constants) -> Split:
         with constants.module.training():
@@ -253,13 +259,14 @@ class Wanted:
         example = cutter.of(self.example_batch)[0] if cutter else self.example_batch
         numbers = numbers_in(made.plan.graph, example)
         about = self.model, example, self.loss, self.recipe.autocast
-        parts = None if cutter else PartsWatch.of(made.plan.micro_batches, made.compare_later)
+        again = self._again
+        is_open = bool(again) and self.is_first and self.options.micro_batches is None
+        count, compare = made.plan.micro_batches, made.compare_later
+        parts = None if cutter else PartsWatch.of(count, compare, is_open=is_open)
         constants = Constants(*about, made.constants, inputs, parts, numbers)
         if any(op.target.startswith("user.") for op in made.plan.graph.ops):
             constants.require_unwritten()
         counts = _row_counts(made.plan.source, self.recipe)
-        is_kept = self.run.commits or self.recipe.grad_scaler  # no other bundle's commit; no scale
-        again = None if is_kept else self.begun_again
         return Begun(made, how, constants, counts, cutter, again)
 
 

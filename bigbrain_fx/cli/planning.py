@@ -134,14 +134,16 @@ def split(
         made = bundles.split(
             model, devices, out, options, rehearse=not no_rehearse, time_limit_s=time_limit, **how
         )
-    _print_split(made, verbose, as_json, options.goals)
+    _print_split(made, verbose, as_json, options.goals, is_unrehearsed=no_rehearse)
     if timings and not as_json:
         from bigbrain_fx.cli.console import show_timings
 
         show_timings(made.timings)
 
 
-def _print_split(made: Split, verbose: bool, as_json: bool, goals: Goals | None) -> None:
+def _print_split(
+    made: Split, verbose: bool, as_json: bool, goals: Goals | None, *, is_unrehearsed: bool
+) -> None:
     from bigbrain_fx.cli.console import show_plan, split_json
     from bigbrain_fx.cli.money_text import money_json, money_lines
 
@@ -155,6 +157,8 @@ def _print_split(made: Split, verbose: bool, as_json: bool, goals: Goals | None)
         count = made.plan.micro_batches
         parts = f" in {count} micro-batches" if count > 1 else ""
         click.echo(f"beside your own loop{parts}: {made.rehearsed}")
+    elif is_unrehearsed and made.plan.mode == "train":
+        click.echo(f"not compared with your own loop: bigbrain-fx verify {made.bundle} does that")
     click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
     verb = "train it" if made.plan.mode == "train" else "use it"
     click.echo(f"{verb}: bigbrain-fx run {made.bundle}")

@@ -115,3 +115,46 @@ def test_a_patched_optimizer_trains_in_this_process(
         machine(model, example_batch=batch, options=bb.Options("naive"), **how) as session,
     ):
         assert isinstance(session._steps, OwnSteps)
+
+
+def of_known(output: Tensor, batch: Batch) -> Tensor:
+    labels = torch.as_tensor(batch["y"]).flatten()
+    return nn.functional.cross_entropy(output.flatten(0, 1), labels)
+
+
+class Texts(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        return found
+
+
+LONG = 256
+
+
+def padded(*lengths: int) -> Batch:
+    x = torch.randint(0, WORDS, (len(lengths), LONG))
+    is_known = torch.arange(LONG) < torch.tensor(lengths)[:, None]
+    return {"x": x, "y": x.masked_fill(~is_known, -100)}
+
+
+def test_padding_that_comes_later_leaves_one_micro_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, WORDS))
+    model = Texts(nn.Sequential(nn.Embedding(WORDS, 64), *body))
+    batches = [padded(*[LONG] * 8), padded(LONG, *range(7)), padded(*range(1, 8), LONG)]
+    losses, weights = trained(copy.deepcopy(model), batches, of_known)
+    rule: Any = {"optimizer": lambda parameters: Adam(parameters, lr=0.01)}
+    how: Any = {"loss": of_known, "options": bb.Options("naive"), **rule}
+    with bb.machine(write_cluster(tmp_path))(model, example_batch=batches[0], **how) as session:
+        counts = []
+        for batch, want in zip(batches, losses, strict=True):
+            assert session.step(batch) == pytest.approx(want, rel=1e-6)
+            counts.append(session.plan.micro_batches)
+    assert counts[0] > 1
+    assert counts[1:] == [1, 1]
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(tensor, weights[name], atol=1e-6)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bigbrain_fx.errors import SplitWarning
+from bigbrain_fx.errors import InputError, SplitWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,23 +26,31 @@ _MOST = 64  # up to this one
 
 @dataclass
 class PartsWatch:
-    """Warn once of batches that micro-batches train otherwise.
+    """Look for a batch that micro-batches train otherwise; once.
 
     Attributes:
         compare: returns the effect on a batch; None where there is none.
+        is_open: whether another number of micro-batches may be planned with.
         seen: number of batches.
     """
 
     compare: Callable[[object], MicroBatchEffect | None]
+    is_open: bool = False
     seen: int = 0
 
     @staticmethod
-    def of(count: int, compare: CompareLater | None) -> PartsWatch | None:
+    def of(count: int, compare: CompareLater | None, *, is_open: bool) -> PartsWatch | None:
         """Return what looks at the batches of a session; None where they are not cut."""
-        return None if compare is None or count < 2 else PartsWatch(partial(compare, count))
+        if compare is None or count < 2:
+            return None
+        return PartsWatch(partial(compare, count), is_open)
 
     def look_at(self, batch: object) -> None:
-        """Compare a batch, if it is its turn."""
+        """Compare a batch, if it is its turn; warn of one that differs.
+
+        Raises:
+            InputError: it differs, and the number of micro-batches is open.
+        """
         self.seen += 1
         is_due = self.seen <= _EACH or self.seen.bit_count() == 1
         if not 1 < self.seen <= _MOST or not is_due:
@@ -50,6 +58,13 @@ class PartsWatch:
         effect = None
         with suppress(Exception):  # the caller's own code: a step of the devices would say so
             effect = self.compare(batch)
-        if effect is not None:
-            warnings.warn(effect.warning, SplitWarning, stacklevel=6)
-            self.seen = _MOST
+        if effect is None:
+            return
+        self.seen = _MOST
+        if self.is_open:
+            raise InputError(
+                f"{effect.micro_batches} micro-batches train something else than this batch: "
+                f"{effect.difference}. {effect.cause}",
+                code="BX3202",
+            )
+        warnings.warn(effect.warning, SplitWarning, stacklevel=6)

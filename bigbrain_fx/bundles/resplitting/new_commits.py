@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+_OF_RUN = ("seed", "loss_scale")  # that go on; batches and micro-batches may be others
+
 
 def commit_of_caller(
     plan: Plan, bundle: Path, module: nn.Module, optimizer: Optimizer, to: Path, step: int = 0
@@ -76,7 +78,8 @@ def commit_of_run(plan: Plan, bundle: Path, before: Path, commits: Path, to: Pat
     with newest_state(read_plan(before), before, commits, to) as (named, _):
         headers = [read_header(path) for path in named.files.values()]
         state = {n: t for h in headers for n, t in h.items() if n.startswith("optimizer:")}
-        _write(plan, bundle, state, named.optimizer, named.facts, named.step, to)
+        facts = {**facts_of_plan(plan), **{name: named.facts[name] for name in _OF_RUN}}
+        _write(plan, bundle, state, named.optimizer, facts, named.step, to)
 
 
 def _write(

@@ -47,6 +47,7 @@ _EXACT = 1e-5  # of either, in float64; parts of a model may compute in float32 
 _COARSE = 0.05  # of either, where the model computes in 16 bits and cannot in float64
 _RUNS = 12  # forward passes that a comparison takes: whole and parts, twice, with their backwards
 _FLOPS = 6e12  # a minute on a usual machine
+_FEW_FLOPS = 1e11  # a second
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Comparison:
 
     Attributes:
         later: a batch of the user's data, for the weights that training has moved.
+        enough_rows: no more are run where they take seconds.
     """
 
     trainee: Trainee
@@ -76,6 +78,7 @@ class Comparison:
     graph: Graph
     weights: Weights = Weights()
     later: Batch | None = None
+    enough_rows: int | None = None
 
     def effect(self, count: int) -> MicroBatchEffect:
         """Compare the batch with `count` micro-batches of it; no cause is looked for.
@@ -101,9 +104,13 @@ class Comparison:
     def affordable_rows(self, count: int) -> int:
         """Return how many rows of the batch can be run within the time; 0 where not even two."""
         rows = self.batch.rows
-        while rows >= 2 and work_of(self.graph, rows) * _RUNS > _FLOPS:
+        while rows >= 2 and self._is_too_long(rows):
             rows //= 2
         return rows - rows % count if rows >= count else (rows if rows >= 2 else 0)
+
+    def _is_too_long(self, rows: int) -> bool:
+        work = work_of(self.graph, rows) * _RUNS
+        return work > _FLOPS or (rows > (self.enough_rows or rows) and work > _FEW_FLOPS)
 
     def _seconds(self, rows: int) -> float:
         return 60 * work_of(self.graph, rows) * _RUNS / _FLOPS

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _LIBRARY = "transformers."
 _MOST_ROWS = 16  # of an example that are run one by one
 _LOOP_FLOPS = 1e10  # of a forward: some tenths of a second for all runs of a comparison
+_ENOUGH_ROWS = 4  # of a large model, whose loss was compared on all rows
 _IGNORED = -100  # by every loss of transformers
 _NO_NUMBERS = "the model has no numbers here: its weights come from elsewhere"
 
@@ -79,12 +80,17 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     later = spread(_later(training, batch))
     comparison = replace(_comparison(training, captured), later=next(iter(later), None))
     _require_weights(training, comparison, count)
+    is_large = work_of(captured.graph, batch.rows) > _LOOP_FLOPS
+    about = training, captured, comparison
+    alone = _first_of_loss(*about, [batch, *later], count) if is_large else None
     if not comparison.affordable_rows(count):
-        return _of_large(training, captured, comparison, [batch, *later], count)
+        return _of_large(captured, comparison.effect(count), alone)
+    if alone is not None and alone.effect.is_equal:
+        comparison = replace(comparison, enough_rows=_ENOUGH_ROWS)
+    elif alone is not None and alone.batch is not batch:
+        comparison = replace(comparison, later=alone.batch)
     effect = _effect(training, captured, comparison, count)
-    apart = _first_apart(comparison, effect, later[1:]) or _apart_in_loss(
-        training, captured, comparison, effect, later
-    )
+    apart = _first_apart(comparison, effect, later[1:])
     if apart is not None:
         effect = _effect(training, captured, replace(comparison, later=apart), count)
     if effect.differs:
@@ -143,47 +149,47 @@ def _loss_effect(
     return replace(found, parameter="", cause=cause)
 
 
-def _of_large(
+@dataclass(frozen=True)
+class _OfLoss:
+    """An effect that the loss alone shows, and the batch with which it was found."""
+
+    effect: MicroBatchEffect
+    batch: Batch
+
+
+def _first_of_loss(
     training: Training,
     captured: Captured,
     comparison: Comparison,
     batches: Sequence[Batch],
     count: int,
-) -> MicroBatchEffect:
-    """Compare the loss of a model that is too large to be run; graph rules know of the rest."""
-    nothing, found, is_over = comparison.effect(count), None, budget(LATER_S)
+) -> _OfLoss | None:
+    """Compare the loss alone on as many batches as take a second; return the first difference.
+
+    Returns:
+        Without one the first batch's effect; None where the loss cannot be run alone.
+    """
+    first, is_over = None, budget(LATER_S)
     for batch in batches:
         effect = None if is_over() else _loss_effect(training, captured, comparison, batch, count)
         if effect is None:
             break
         if effect.differs:
-            return effect
-        found = found or effect
-    if found is None:
+            return _OfLoss(effect, batch)
+        first = first or _OfLoss(effect, batch)
+    return first
+
+
+def _of_large(
+    captured: Captured, nothing: MicroBatchEffect, alone: _OfLoss | None
+) -> MicroBatchEffect:
+    """Return the effect of the loss of a model that cannot be run; rules know of the rest."""
+    if alone is None:
         return _unmeasured(nothing, captured)
+    if alone.effect.differs:
+        return alone.effect
     rest = _unmeasured(nothing, replace(captured, graph=without_loss(captured.graph)))
-    return replace(rest, loss_count=found.loss_count, divided=found.divided)
-
-
-def _apart_in_loss(
-    training: Training,
-    captured: Captured,
-    comparison: Comparison,
-    effect: MicroBatchEffect,
-    batches: Sequence[Batch],
-) -> Batch | None:
-    """Return a batch whose loss alone differs, of those that no run of the model has shown."""
-    is_over = budget(LATER_S)
-    is_large = work_of(captured.graph, captured.batch.rows) > _LOOP_FLOPS
-    for batch in batches if is_large and effect.is_equal and not effect.not_compared else ():
-        if is_over():
-            return None
-        found = _loss_effect(training, captured, comparison, batch, effect.micro_batches)
-        if found is None:
-            return None
-        if found.differs:
-            return batch
-    return None
+    return replace(rest, loss_count=alone.effect.loss_count, divided=alone.effect.divided)
 
 
 def _first_apart(

@@ -37,7 +37,7 @@ from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Stopwatch, Timing
 from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
-from bigbrain_fx.frontend import TOO_LARGE, is_hf, is_onnx
+from bigbrain_fx.frontend import TOO_LARGE, Room, is_hf, is_onnx
 from bigbrain_fx.plan import (
     AUTO,
     SCHEDULES,
@@ -50,6 +50,7 @@ from bigbrain_fx.plan import (
     require_no_groups,
     require_placeable,
     require_sent_types,
+    room_of_all,
     timeline,
     traits,
     with_placement,
@@ -151,7 +152,7 @@ def split(
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     capture = partial(captured_model, model, example_batch=example_batch, loss=loss)
     capture = partial(capture, time_limit_s=time_limit_s, given=given, recipe=recipe)
-    capture = partial(capture, is_rehearsed=rehearse and not is_off())
+    capture = partial(capture, is_rehearsed=rehearse and not is_off(), room=_room(cluster, chosen))
     is_open = followed is None and _has_code(model)
     make = partial(_made, partial(_written, capture, cluster, followed, target), is_open)
     make = partial(with_one_micro_batch, chosen, make, _told, is_open=is_open)
@@ -221,6 +222,11 @@ def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tup
     return whole[0], (whole[1], *again.notes), again.said
 
 
+def _room(cluster: Cluster, options: Options) -> Room | None:
+    """Return what devices have for tensors; None where weights may lie elsewhere."""
+    return None if "weights" in options.offload else Room(*room_of_all(cluster))
+
+
 def _has_code(model: str | Path | nn.Module) -> bool:
     """Whether a model file says how the model is built: devices can build it, too."""
     return isinstance(model, str | Path) and not (is_hf(model) or is_onnx(model))
@@ -282,7 +288,14 @@ def estimate(
 
     def make(options: Options, refusal: BigBrainError | None) -> tuple[Plan, tuple[str, ...]]:
         capturing = captured_model(
-            model, options, example_batch, loss, time_limit_s, meta=True, refusal=refusal
+            model,
+            options,
+            example_batch,
+            loss,
+            time_limit_s,
+            meta=True,
+            refusal=refusal,
+            room=_room(cluster, options),
         )
         with capturing as found:
             plan = partial(tried_plan, cluster=cluster, followed=None)

@@ -22,6 +22,7 @@ from bigbrain_fx.frontend import (
     BatchReading,
     CaptureSession,
     ModelFacts,
+    Room,
     TrialEndedError,
     capture_file,
 )
@@ -257,12 +258,14 @@ def captured_model(
     is_rehearsed: bool = False,
     apart: Sequence[BigBrainError] = (),
     loss_apart: bool = False,
+    room: Room | None = None,
 ) -> Iterator[FoundModel]:
     """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
 
     With a `refusal` of its trace the whole step is one op. `is_rehearsed`: what is written of it
     can be trained beside the user's loop. `apart` name modules that are opaque for that.
     With `loss_apart` the loss is opaque: what only it reads has other shapes in other batches.
+    A model far larger than the `room` of all devices is refused before its capture.
 
     Raises:
         BigBrainError: the input cannot be used or captured.
@@ -270,7 +273,7 @@ def captured_model(
     _require_numbers(model, options, given)
     if not isinstance(model, str | Path):
         about = model, options, example_batch, loss, recipe
-        with captured_in_memory(*about, is_rehearsed=is_rehearsed) as found:
+        with captured_in_memory(*about, is_rehearsed=is_rehearsed, room=room) as found:
             yield found
         return
     if example_batch is not None or loss is not None or recipe is not None:
@@ -286,7 +289,7 @@ def captured_model(
     blank = checkpoint is not None
     with (
         _session(
-            model, options, time_limit_s, meta, blank, refusal, apart, loss_apart, child
+            model, options, time_limit_s, meta, blank, refusal, apart, loss_apart, room, child
         ) as session,
         Scratch("weights") as scratch,
     ):
@@ -340,6 +343,7 @@ def _session(
     refusal: BigBrainError | None = None,
     apart: Sequence[BigBrainError] = (),
     loss_apart: bool = False,
+    room: Room | None = None,
     child: str = CHILD,
 ) -> Iterator[CaptureSession]:
     def start(rows: int | None) -> CaptureSession:
@@ -360,6 +364,7 @@ def _session(
             strict=options.strict,
             apart=[(error.apart or "", _first_of(error.what)) for error in apart],
             loss_apart=loss_apart,
+            room=room,
             child=child,
         )
 

@@ -34,7 +34,7 @@ from bigbrain_fx.weights import Scratch, as_umask_says, tensors_apart
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from bigbrain_fx.frontend import Captured, MicroBatchEffect, ModelFile, OwnLoop, Training
+    from bigbrain_fx.frontend import Captured, MicroBatchEffect, ModelFile, OwnLoop, Room, Training
 
 
 @contextmanager
@@ -46,19 +46,23 @@ def captured_in_memory(
     recipe: Recipe | None,
     *,
     is_rehearsed: bool = False,
+    room: Room | None = None,
 ) -> Iterator[FoundModel]:
     """Capture a module that this process has; inside, its weights can be written.
 
-    `is_rehearsed`: what is written of it can be trained beside the caller's own loop.
+    `is_rehearsed`: what is written of it can be trained beside the caller's own loop. A model far
+    larger than the `room` of all devices is refused before its capture.
 
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.
     """
-    from bigbrain_fx.frontend import eval_parts_kept, reads_kept
+    from bigbrain_fx.frontend import eval_parts_kept, reads_kept, require_room
 
     with Scratch("code") as scratch, ExitStack() as stack:
         with about_code():
             _require_given(module, example_batch)
+            if room is not None:
+                require_room(module, room, trains=options.mode == "train")
             stack.enter_context(reads_kept(module, loss))
             if options.mode == "train":
                 stack.enter_context(eval_parts_kept(module))

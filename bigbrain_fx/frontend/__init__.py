@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
     from bigbrain_fx.frontend.refusal import TOO_LARGE as TOO_LARGE
+    from bigbrain_fx.frontend.room import Room as Room, require_room as require_room
     from bigbrain_fx.frontend.service import (
         Replies as Replies,
         memory_error as memory_error,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.capture_cache.known import is_known_text, known_of, note_text
@@ -57,6 +57,7 @@ class CaptureService:
             cache=self.cache,
             example=self.example,
         )
+        _require_room(self.file, wanted)
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         if wanted["training"]:
             optimizer = for_devices(self.file.optimizer, self.file.model)
@@ -367,6 +368,16 @@ def _settle_what_torch_finds(without: str | None = None) -> None:
         from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
     finally:
         sys.path[:] = kept
+
+
+def _require_room(file: ModelFile, wanted: Mapping[str, object]) -> None:
+    """Refuse a model that all devices together cannot hold, before it is traced."""
+    from bigbrain_fx.frontend.room import Room, require_room
+
+    said = cast("Mapping[str, Any] | None", wanted.get("room"))
+    if said is not None:
+        room = Room(said["nbytes"], tuple(said["notes"]))
+        require_room(file.model, room, trains=bool(wanted["training"]))
 
 
 def _write_graph(captured: Captured, path: Path) -> None:

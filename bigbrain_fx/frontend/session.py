@@ -20,6 +20,7 @@ from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.first_batches import BatchReading
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
+from bigbrain_fx.frontend.room import Room
 from bigbrain_fx.weights import Checkpoint, Scratch, read_header
 
 CHILD = "bigbrain_fx.frontend.child"
@@ -265,6 +266,7 @@ def capture_file(
     strict: bool = False,
     apart: Sequence[tuple[str, str]] = (),
     loss_apart: bool = False,
+    room: Room | None = None,
     child: str = CHILD,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
@@ -285,6 +287,7 @@ def capture_file(
         strict: as in `capture`.
         apart: as in `capture`.
         loss_apart: as in `capture`.
+        room: of the devices, where a model that is far larger is refused before its capture.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
         child: the module of the child process; some answer more requests than a capture needs.
 
@@ -308,6 +311,7 @@ def capture_file(
         "strict": strict,
         "apart": list(apart),
         "loss_apart": loss_apart,
+        "room": None if room is None or quantize else asdict(room),
         "known": "" if is_off() else str(folder() / "answers.sqlite"),
         "environment": environment(),
         **({} if refusal is None else {"refusal": refusal.fields}),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         require_no_overlap as require_no_overlap,
         widening as widening,
     )
+    from bigbrain_fx.plan.lightening import room_of_all as room_of_all
     from bigbrain_fx.plan.making import (
         costs_of as costs_of,
         make_plan as make_plan,

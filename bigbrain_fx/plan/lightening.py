@@ -100,6 +100,11 @@ def require_enough(
     )
 
 
+def room_of_all(cluster: Cluster) -> tuple[float, tuple[str, ...]]:
+    """Return the bytes that all devices have for tensors, and a sentence for each device."""
+    return sum(map(_room_bytes, cluster.devices)), tuple(map(_has, cluster.devices))
+
+
 def _arithmetic(graph: Graph, source: Source, offload: Sequence[Offloaded], room: float) -> str:
     """Return what the whole model needs and the cluster has, and what the need is made of."""
     least = sum(whole_bytes(graph, source, offload).values())

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile
 
 _FIRST = 3
+_NOT_OF_A_CAPTURE = ("graph", "room")  # where it goes, and what may not be captured at all
 _OURS = Path(__file__).resolve().parents[2]
 
 
@@ -61,8 +62,13 @@ def content(path: Path) -> str:
     return found.hexdigest()
 
 
+def options_text(wanted: Mapping[str, object]) -> str:
+    """Return the options of a capture as text."""
+    return json.dumps({k: v for k, v in sorted(wanted.items()) if k not in _NOT_OF_A_CAPTURE})
+
+
 def _parts(file: ModelFile, wanted: Mapping[str, object]) -> Iterator[str]:
-    yield json.dumps({k: v for k, v in sorted(wanted.items()) if k != "graph"})
+    yield options_text(wanted)
     yield f"{sys.version} {torch.__version__} {torch.get_num_threads()} {torch.cuda.is_available()}"
     yield os.getcwd()
     is_own = partial(is_of, folder=file.path.parent)

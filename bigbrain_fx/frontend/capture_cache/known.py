@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bigbrain_fx.frontend.capture_cache.fingerprint import content, fingerprint
+from bigbrain_fx.frontend.capture_cache.fingerprint import content, fingerprint, options_text
 from bigbrain_fx.frontend.capture_cache.table import Table
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _beforehand(wanted: Mapping[str, object]) -> str:
     location = str(wanted["location"])
     path = Path(location if Path(location).exists() else location.rpartition(":")[0])
     text = content(path) if path.exists() else ""
-    return f"text {text} {json.dumps({k: v for k, v in sorted(wanted.items()) if k != 'graph'})}"
+    return f"text {text} {options_text(wanted)}"
 
 
 def _is_final(answer: Answer) -> bool:

@@ -61,10 +61,13 @@ class PartsWatch:
         if effect is None:
             return
         self.seen = _MOST
-        if self.is_open:
+        if effect.unknown:
+            warnings.warn(effect.unknown[0], SplitWarning, stacklevel=6)
+        elif self.is_open:
             raise InputError(
                 f"{effect.micro_batches} micro-batches train something else than this batch: "
                 f"{effect.difference}. {effect.cause}",
                 code="BX3202",
             )
-        warnings.warn(effect.warning, SplitWarning, stacklevel=6)
+        else:
+            warnings.warn(effect.warning, SplitWarning, stacklevel=6)

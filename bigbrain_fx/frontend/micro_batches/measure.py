@@ -46,6 +46,7 @@ _MOST_ROWS = 16  # of an example that are run one by one
 _LOOP_FLOPS = 1e10  # of a forward: some tenths of a second for all runs of a comparison
 _ENOUGH_ROWS = 4  # of a large model, whose loss was compared on all rows
 _IGNORED = -100  # by every loss of transformers
+_NOT_ALONE = "the model is large, and its loss alone cannot be run on later batches"
 _NO_NUMBERS = "the model has no numbers here: its weights come from elsewhere"
 
 
@@ -115,7 +116,8 @@ def later_effect(
 ) -> MicroBatchEffect | None:
     """Return the effect of micro-batches on a batch of a loop that is under way.
 
-    None where it is the same step, or where the comparison would hold the loop up.
+    None where it is the same step, or a batch of another shape. Of a large model the loss alone is
+    compared, which takes tenths of a second.
     """
     if work_of(captured.graph, captured.batch.rows) <= _LOOP_FLOPS:
         effect = micro_batch_effect(replace(training, later=lambda: [batch]), captured, count)
@@ -125,7 +127,9 @@ def later_effect(
         return None
     comparison = _comparison(training, captured)
     found = _loss_effect(training, captured, comparison, own, count)
-    if found is None or found.is_equal:
+    if found is None:
+        return MicroBatchEffect(count, not_compared=_NOT_ALONE)
+    if found.is_equal:
         return None
     example = _loss_effect(training, captured, comparison, captured.batch, count)
     return found if example is not None and example.is_equal else None

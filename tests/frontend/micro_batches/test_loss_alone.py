@@ -186,7 +186,9 @@ def test_rules_know_of_the_model_itself() -> None:
 @pytest.mark.usefixtures("too_large")
 def test_a_loss_with_a_parameter_cannot_be_alone() -> None:
     training, found = captured(Weighted(), None, {"x": torch.rand(ROWS, 4)})
-    assert later_effect(training, found, 2, {"x": torch.rand(ROWS, 4)}) is None
+    effect = later_effect(training, found, 2, {"x": torch.rand(ROWS, 4)})
+    assert effect is not None
+    assert effect.unknown
 
 
 @pytest.mark.usefixtures("too_large")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.forked import apart
+from bigbrain_fx.frontend.tracing.dataflow import Calls, calls_of
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike, same_numbers
 from bigbrain_fx.frontend.tracing.state.hidden_state import is_costly
-from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
+from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
 from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.runtime import APART, as_scalar
@@ -146,25 +147,66 @@ class Trial:
 
     def run(self, batch: object) -> Numbers:
         """Run the model on a batch; return its results, their gradients, and its buffers."""
+        plain, tensors = self.prepared(batch)
+        return plain.left(list(tensors.values()), 0)
+
+    def prepared(self, batch: object) -> tuple[Plain, dict[str, Tensor]]:
+        """Return the step on a batch, and its tensors."""
         taken, how = take_apart(batch), route(self.model, batch, self.loss is not None)
         plain = Plain(Step(self.model, self.loss, taken, how), self.model, self.autocast)
-        return plain.left(list(taken.sized(taken.rows).values()), 0)
+        return plain, taken.sized(taken.rows)
 
-    def run_with(self, values: Mapping[Key, object]) -> Numbers:
-        """Run the model on the example with other values there."""
+    def with_values(self, values: Mapping[Key, object]) -> object:
+        """Return the example with other values there."""
         batch = self.example
         for key, value in values.items():
             batch = _with_value(batch, key, value)
-        return self.run(batch)
+        return batch
+
+    def run_with(self, values: Mapping[Key, object]) -> Numbers:
+        """Run the model on the example with other values there."""
+        return self.run(self.with_values(values))
+
+    def differs(self, values: Mapping[Key, object]) -> bool:
+        """Whether the model computes something else with other values there."""
+        return not alike(self.first, self.run_with(values))
 
     def reads(self, values: Mapping[Key, object]) -> bool:
         """Whether the model computes something else with other values there, or fails."""
         try:
-            return not alike(self.first, self.run_with(values))
+            return self.differs(values)
         except InputError:  # an entry more, which forward does not take
             return False
         except Exception:  # the user's own code
             return True
+
+
+@dataclass(frozen=True)
+class FakeTrial(Trial):
+    """A trial of a model of any size: what other values change is the calls of its ops."""
+
+    @cached_property
+    def calls(self) -> Calls:
+        """Return the calls on the example."""
+        return self._calls(self.example)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the model runs on its example, and reads no numbers of tensors."""
+        try:
+            self.calls  # noqa: B018  # it is kept
+        except Exception:  # the user's own code
+            return False
+        return True
+
+    def differs(self, values: Mapping[Key, object]) -> bool:
+        """Whether the model calls other ops, or with others' results, with other values there."""
+        return self.calls != self._calls(self.with_values(values))
+
+    def _calls(self, batch: object) -> Calls:
+        plain, tensors = self.prepared(batch)
+        with plain.seeded(list(tensors.values()), 0):
+            return calls_of(plain.step, self.model, self.loss, tensors)
 
 
 # --------------------------------------------------------------------------- numbers as inputs
@@ -286,8 +328,8 @@ def fixed_entries(
     """Return the entries beside tensors that affect the model, with their values.
 
     The value of a list is its length; of a dict, where it counts, the order of its names. The value
-    of an object (an enum, a slice) is its repr. A model that is costly to run is not tried: all
-    entries that reach forward count then, texts left out.
+    of an object (an enum, a slice) is its repr. A model that is costly to run is tried without
+    numbers. Where that cannot be, all entries count but the texts of lists: names of rows, say.
 
     Raises:
         InputError: an object counts, and its repr is the same for other objects.
@@ -295,20 +337,32 @@ def fixed_entries(
     found = [*_beside_tensors(example)]
     if not found:
         return ()
-    taken, how = take_apart(example), route(model, example, loss is not None)
-    if is_costly(model, list(taken.sized(taken.rows).values())):
-        reach = [(k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str)]
-        return tuple((k, _kept(k, v)) for k, v in reach)
-    trial = Trial(model, example, loss, autocast)
-    if not trial.runs:
+    taken = take_apart(example)
+    is_large = is_costly(model, list(taken.sized(taken.rows).values()))
+    trial = (FakeTrial if is_large else Trial)(model, example, loss, autocast)
+    if trial.runs:
+        counts = partial(_goes_by, trial, unread=_unread_texts(trial, found))
+        return tuple((k, _kept(k, v)) for k, v in found if counts(k, v))
+    if not is_large:
         return ()  # `trace` says what is wrong with the example
-    return tuple((k, _kept(k, v)) for k, v in found if _goes_by(trial, k, v))
+    return tuple((k, _kept(k, v)) for k, v in found if not _names_rows(_at(example, k), k))
 
 
-def _reaches(how: Route, key: Key) -> bool:
-    first = key[0] if key else None
-    placed = isinstance(first, int) and first < how.positions
-    return how.whole or placed or first in how.keys
+def _names_rows(held: object, key: Key) -> bool:
+    """Whether an entry is a list of texts, or a text of a list."""
+    if isinstance(held, list | tuple):
+        return all(isinstance(item, str) for item in held)
+    return isinstance(held, str) and bool(key) and isinstance(key[-1], int)
+
+
+def _unread_texts(trial: Trial, found: Iterable[tuple[Key, object]]) -> frozenset[Key]:
+    """Return all texts where one run shows that none is read; else none of them."""
+    texts = {key: own for key, _ in found if isinstance(own := _at(trial.example, key), str)}
+    asked: list[str] = []
+    with suppress(Exception):  # the user's own code
+        changed = trial.differs({key: _noting(asked)(own) for key, own in texts.items()})
+        return frozenset() if asked or changed else frozenset(texts)
+    return frozenset()
 
 
 def _kept(key: Key, value: object) -> PlainValue:
@@ -329,12 +383,14 @@ def _kept(key: Key, value: object) -> PlainValue:
     )
 
 
-def _goes_by(trial: Trial, key: Key, value: object) -> bool:
+def _goes_by(trial: Trial, key: Key, value: object, unread: Container[Key] = ()) -> bool:
     """Whether the model computes something else, or fails, with another value there."""
+    if key in unread:
+        return False
     asked: list[str] = []
     try:
         for other in _others(_at(trial.example, key), value, asked):
-            if not alike(trial.first, trial.run_with({key: other})):
+            if trial.differs({key: other}):
                 return True
     except Exception:  # the user's own code: it fails with a longer list in plain PyTorch, too
         return not isinstance(_at(trial.example, key), list | tuple)

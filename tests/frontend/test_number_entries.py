@@ -157,6 +157,14 @@ def energy(output: Tensor, given: Any) -> Tensor:
     return output
 
 
+@pytest.fixture(params=["small", "large"])
+def of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model is not run: its calls without numbers are compared."""
+    if request.param == "large":
+        monkeypatch.setattr("bigbrain_fx.frontend.plain_entries.is_costly", lambda *_: True)
+
+
+@pytest.mark.usefixtures("of_any_size")
 def test_entries_that_decide_a_branch_are_found() -> None:
     found = fixed_entries(Net(), batch(name="a.png", step=3), energy, None)
     wanted = {"views": 2, "phase": "warm", "mask": None, "epoch": 0, "flag": True}
@@ -171,6 +179,7 @@ class Pair(nn.Module):
         return (x * one * other).mean()
 
 
+@pytest.mark.usefixtures("of_any_size")
 def test_of_tensors_in_their_places_nothing_is_fixed() -> None:
     example = {"x": torch.ones(4), "pair": (torch.ones(4), torch.ones(4))}
     assert not fixed_entries(Pair(), example, None, None)
@@ -183,6 +192,7 @@ class Phase(enum.Enum):
     MAIN = 2
 
 
+@pytest.mark.usefixtures("of_any_size")
 @pytest.mark.parametrize(
     ("given", "other"), [(Phase.WARM, Phase.MAIN), (slice(0, 1), slice(0, 2)), (torch.float32, 3)]
 )
@@ -206,6 +216,7 @@ def _as_input(example: dict[str, Any]) -> dict[str, Any]:
     return {"input": example["x"], "odd": example["odd"]}
 
 
+@pytest.mark.usefixtures("of_any_size")
 def test_numbers_in_a_tuple_are_counted() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor, scales: tuple[float, ...]) -> Tensor:  # type: ignore[override]
@@ -227,10 +238,24 @@ class Walks(nn.Module):
         return (self.a(one) * 2 + self.a(two)).mean()
 
 
+@pytest.mark.usefixtures("of_any_size")
 @pytest.mark.parametrize(("by_name", "kept"), [(False, ((("t",), "u, v"),)), (True, ())])
 def test_the_order_of_a_dict_counts_where_the_model_goes_by_it(by_name: bool, kept: object) -> None:
     example = {"t": {"u": torch.ones(4, 2), "v": torch.zeros(4, 2)}}
     assert fixed_entries(Walks(by_name), example, None, None) == kept
+
+
+def test_a_large_model_that_reads_tensors_goes_by_all_but_names_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bigbrain_fx.frontend.plain_entries.is_costly", lambda *_: True)
+
+    def by(output: Tensor, batch: Any) -> Tensor:
+        return output.mean() * (2.0 if float(output.sum()) > 0 else 1.0)
+
+    example = {"input": torch.ones(2, 3), "phase": "warm", "names": ["a.png", "b.png"]}
+    found = dict(fixed_entries(nn.Linear(3, 2), example, by, None))
+    assert found == {("phase",): "warm", (): "input, phase, names"}
 
 
 # --------------------------------------------------------------------------- unequal rows

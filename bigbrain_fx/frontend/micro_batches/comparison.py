@@ -33,6 +33,7 @@ from bigbrain_fx.frontend.micro_batches.gradients import (
 from bigbrain_fx.frontend.tracing.check import work_of
 from bigbrain_fx.frontend.tracing.step import modes_kept
 from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
 
 _T = TypeVar("_T")
 LOSS_TOLERANCE = 1e-5
@@ -70,7 +71,8 @@ class Comparison:
 
     Attributes:
         later: a batch of the user's data, for the weights that training has moved.
-        enough_rows: no more are run where they take seconds.
+        enough_rows: no more are run where they take seconds, and at the first weights only: the
+            loss was compared alone, on any results.
     """
 
     trainee: Trainee
@@ -108,6 +110,13 @@ class Comparison:
             rows //= 2
         return rows - rows % count if rows >= count else (rows if rows >= 2 else 0)
 
+    @property
+    def _is_steady(self) -> bool:
+        """Whether it is known of a large model that nothing draws."""
+        draws = any(op.random or op.target.startswith((LEAF, LOSS)) for op in self.graph.ops)
+        self.trainee.draws.is_on = draws or not self.enough_rows
+        return not self.trainee.draws.is_on
+
     def _is_too_long(self, rows: int) -> bool:
         work = work_of(self.graph, rows) * _RUNS
         return work > _FLOPS or (rows > (self.enough_rows or rows) and work > _FEW_FLOPS)
@@ -121,7 +130,8 @@ class Comparison:
         if not first.is_finite:
             return replace(found, not_compared="the loss or a gradient is not finite")
         effect = self._judged(found, first, whole, parts)
-        if effect.differs or not any(g is not None for g in first.gradients):
+        has_none = not any(g is not None for g in first.gradients)
+        if effect.differs or has_none or self.enough_rows:
             return effect
         if self.later is not None:
             whole, *parts = replace(self, batch=self.later).cut(found.rows, count)
@@ -248,7 +258,7 @@ class Comparison:
         model, self.trainee.draws.rows = self.trainee.plain.model, rows
         few = micro_batches(self.batch, rows // count, 1)[0]  # the model may fail on fewer
         with training(model):
-            repeats = self.trainee.repeats(few)
+            repeats = self._is_steady or self.trainee.repeats(few)
             with _mode(model, (lambda _: True) if repeats else _is_batch_norm):
                 yield
 

@@ -26,7 +26,8 @@ from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
 
 _ROWS = "rows of the drawn results"  # an entry beside the user's: no graph has this name
-_MOST = 2**27  # elements that are drawn: seconds
+_MOST = 2**25  # elements that are drawn: a second
+_FEW = 2  # rows
 _NARROW = 4  # bytes: results of fewer are drawn as float32
 
 
@@ -171,11 +172,11 @@ def _can_be_drawn(op: Op) -> bool:
 
 
 def _rows(batch: Batch, sources: list[Op], count: int) -> int:
-    """Return how many rows of the batch are compared; 0 where not even one a micro-batch."""
+    """Return how many rows of the batch are compared, two at least; 0 where there are not."""
     rows = batch.rows if sources else 0
-    while rows >= 2 and sum(_elements(op, batch, rows) for op in sources) > _MOST:
+    while rows > _FEW and sum(_elements(op, batch, rows) for op in sources) > _MOST:
         rows //= 2
-    return rows - rows % count if rows >= max(2, count) else 0
+    return rows - rows % count if rows >= count else rows if rows >= _FEW else 0
 
 
 def _elements(op: Op, batch: Batch, rows: int) -> int:

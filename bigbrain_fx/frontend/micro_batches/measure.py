@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _LIBRARY = "transformers."
 _MOST_ROWS = 16  # of an example that are run one by one
 _LOOP_FLOPS = 1e10  # of a forward: some tenths of a second for all runs of a comparison
-_ENOUGH_ROWS = 4  # of a large model, whose loss was compared on all rows
+_ENOUGH_ROWS = 2  # of a large model, whose loss was compared on all rows
 _IGNORED = -100  # by every loss of transformers
 _NOT_ALONE = "the model is large, and its loss alone cannot be run on later batches"
 _NO_NUMBERS = "the model has no numbers here: its weights come from elsewhere"
@@ -88,6 +88,9 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
         return _of_large(captured, comparison.effect(count), alone)
     if alone is not None and alone.effect.is_equal:
         comparison = replace(comparison, enough_rows=_ENOUGH_ROWS)
+        effect = _of_few_rows(comparison, alone.effect, count)
+        if effect.is_equal:
+            return carried(comparison, effect) or _bounded(comparison, captured, effect) or effect
     elif alone is not None and alone.batch is not batch:
         comparison = replace(comparison, later=alone.batch)
     effect = _effect(training, captured, comparison, count)
@@ -151,6 +154,15 @@ def _loss_effect(
         return None
     cause = f"{found.cause} (the loss alone was compared, on drawn results of the model)"
     return replace(found, parameter="", cause=cause)
+
+
+def _of_few_rows(comparison: Comparison, alone: MicroBatchEffect, count: int) -> MicroBatchEffect:
+    """Compare a large model on a few rows, weighed and divided as its loss alone has shown."""
+    batch, found = comparison.batch, alone.loss_count
+    own = replace(comparison, batch=with_divided(batch, alone.divided))
+    if found is not None:
+        own = _with_count(own, lambda part: count_of(found, batch, part))
+    return replace(own.effect(count), loss_count=found, divided=alone.divided)
 
 
 @dataclass(frozen=True)

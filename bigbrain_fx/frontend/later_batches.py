@@ -14,7 +14,8 @@ from contextlib import suppress
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.plain_entries import NOTHING, PLAIN, Trial, changes_of
+from bigbrain_fx.frontend.entry_trial import NOTHING, Trial, trial_of
+from bigbrain_fx.frontend.plain_entries import PLAIN, changes_of
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes, Marks
 from bigbrain_fx.frontend.tracing.state.changed_module import is_due
 from bigbrain_fx.frontend.tracing.step import Loss
@@ -52,12 +53,16 @@ class LaterBatches:
             if self._let_be.get(key, _mark(before)) != _mark(value)
         }
         due = {key: value for key, (_, value, _) in new.items() if is_due(self._tried[key] + 1)}
-        trial = Trial(*self._about)
-        if due and trial.reads(due):
+        trial = self._trial() if due else None
+        if trial is not None and trial.reads(due):
             key = next((key for key in due if trial.reads({key: due[key]})), next(iter(due)))
             raise _refused(key, *new[key][:2])
         self._tried.update(new.keys())
         self._let_be |= {key: mark for key, (_, _, mark) in new.items()}
+
+    def _trial(self) -> Trial:
+        quick = trial_of(*self._about)
+        return quick if quick.runs else Trial(*self._about)
 
 
 def require_steady(

@@ -1,12 +1,12 @@
-"""Entries of a batch beside its tensors, and trial runs that show which of them affect the model.
+"""Entries of a batch beside its tensors, and which of them affect the model.
 
     {"x": ..., "ntokens": 66}, then {"x": ..., "ntokens": 72} ─▶ ntokens is an input, float32[]
     {"x": ..., "phase": "warm", "views": [a, b], "mask": None} ─▶ phase is "warm", 2 views, no mask
 
 A number is a constant of the trace. A number that changes in the first batches becomes a tensor
 without dimensions, where the model's results stay bitwise equal. Other entries that affect the
-model must stay as in the example: a run stops where one differs. The module knows batches and runs
-steps; of graphs it reads the ops behind an input.
+model must stay as in the example: a run stops where one differs. The module knows batches; of
+graphs it reads the ops behind an input.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ import itertools
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.entry_trial import NOTHING, FakeTrial, Trial, trial_of, with_value
 from bigbrain_fx.frontend.forked import apart
-from bigbrain_fx.frontend.tracing.dataflow import Calls, calls_of
-from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike, same_numbers
-from bigbrain_fx.frontend.tracing.state.hidden_state import is_costly
-from bigbrain_fx.frontend.tracing.step import Loss, Step, route
-from bigbrain_fx.frontend.translation.batch import take_apart
+from bigbrain_fx.frontend.tracing.plain import same_numbers
+from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.runtime import APART, as_scalar
 
@@ -42,7 +40,6 @@ _TYPES = {int: ("float32", "int64"), float: ("float32", "float64")}
 """In the order in which they are tried: a count in float32 can be divided over micro-batches."""
 _LONG = 500  # characters
 _NO_VALUES = (" at 0x", "tensor(", "array(")  # what repr says of what it does not say whole
-NOTHING = object()
 PlainValue = None | bool | int | float | str
 Fixed = tuple[Key, PlainValue]
 Types = Mapping[Key, str]
@@ -104,109 +101,10 @@ def changes_of(
             yield key, example, batch
 
 
-def _with_value(batch: Any, key: Key, value: object) -> Any:  # noqa: ANN401  # a nest of any kind
-    """Return a batch with another value at a key."""
-    if not key:
-        return value
-    if isinstance(batch, Mapping) and value is NOTHING and len(key) == 1:
-        return {name: own for name, own in batch.items() if name != key[0]}
-    if isinstance(batch, Mapping):
-        return {**batch, key[0]: _with_value(batch.get(key[0]), key[1:], value)}
-    parts = [_with_value(v, key[1:], value) if i == key[0] else v for i, v in enumerate(batch)]
-    return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
-
-
 def _at(batch: object, key: Key) -> object:
     for part in key:
         batch = batch[part]  # type: ignore[index]  # a key of this very batch
     return batch
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A model and its example batch, in which other values are tried."""
-
-    model: nn.Module
-    example: object
-    loss: Loss | None
-    autocast: str | None
-
-    @cached_property
-    def first(self) -> Numbers:
-        """Return the numbers of the example."""
-        return self.run(self.example)
-
-    @property
-    def runs(self) -> bool:
-        """Whether the model runs on its example."""
-        try:
-            self.first  # noqa: B018  # it is kept
-        except Exception:  # the user's own code
-            return False
-        return True
-
-    def run(self, batch: object) -> Numbers:
-        """Run the model on a batch; return its results, their gradients, and its buffers."""
-        plain, tensors = self.prepared(batch)
-        return plain.left(list(tensors.values()), 0)
-
-    def prepared(self, batch: object) -> tuple[Plain, dict[str, Tensor]]:
-        """Return the step on a batch, and its tensors."""
-        taken, how = take_apart(batch), route(self.model, batch, self.loss is not None)
-        plain = Plain(Step(self.model, self.loss, taken, how), self.model, self.autocast)
-        return plain, taken.sized(taken.rows)
-
-    def with_values(self, values: Mapping[Key, object]) -> object:
-        """Return the example with other values there."""
-        batch = self.example
-        for key, value in values.items():
-            batch = _with_value(batch, key, value)
-        return batch
-
-    def run_with(self, values: Mapping[Key, object]) -> Numbers:
-        """Run the model on the example with other values there."""
-        return self.run(self.with_values(values))
-
-    def differs(self, values: Mapping[Key, object]) -> bool:
-        """Whether the model computes something else with other values there."""
-        return not alike(self.first, self.run_with(values))
-
-    def reads(self, values: Mapping[Key, object]) -> bool:
-        """Whether the model computes something else with other values there, or fails."""
-        try:
-            return self.differs(values)
-        except InputError:  # an entry more, which forward does not take
-            return False
-        except Exception:  # the user's own code
-            return True
-
-
-@dataclass(frozen=True)
-class FakeTrial(Trial):
-    """A trial of a model of any size: what other values change is the calls of its ops."""
-
-    @cached_property
-    def calls(self) -> Calls:
-        """Return the calls on the example."""
-        return self._calls(self.example)
-
-    @property
-    def runs(self) -> bool:
-        """Whether the model runs on its example, and reads no numbers of tensors."""
-        try:
-            self.calls  # noqa: B018  # it is kept
-        except Exception:  # the user's own code
-            return False
-        return True
-
-    def differs(self, values: Mapping[Key, object]) -> bool:
-        """Whether the model calls other ops, or with others' results, with other values there."""
-        return self.calls != self._calls(self.with_values(values))
-
-    def _calls(self, batch: object) -> Calls:
-        plain, tensors = self.prepared(batch)
-        with plain.seeded(list(tensors.values()), 0):
-            return calls_of(plain.step, self.model, self.loss, tensors)
 
 
 # --------------------------------------------------------------------------- numbers as inputs
@@ -217,7 +115,7 @@ def with_numbers(batch: object, numbers: Types) -> object:
     values = dict(plain_values(batch))
     for key, dtype in numbers.items():
         if key in values:
-            batch = _with_value(batch, key, as_scalar(values[key], dtype))
+            batch = with_value(batch, key, as_scalar(values[key], dtype))
     return batch
 
 
@@ -337,13 +235,11 @@ def fixed_entries(
     found = [*_beside_tensors(example)]
     if not found:
         return ()
-    taken = take_apart(example)
-    is_large = is_costly(model, list(taken.sized(taken.rows).values()))
-    trial = (FakeTrial if is_large else Trial)(model, example, loss, autocast)
+    trial = trial_of(model, example, loss, autocast)
     if trial.runs:
         counts = partial(_goes_by, trial, unread=_unread_texts(trial, found))
         return tuple((k, _kept(k, v)) for k, v in found if counts(k, v))
-    if not is_large:
+    if not isinstance(trial, FakeTrial):
         return ()  # `trace` says what is wrong with the example
     return tuple((k, _kept(k, v)) for k, v in found if not _names_rows(_at(example, k), k))
 

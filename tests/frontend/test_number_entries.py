@@ -161,7 +161,7 @@ def energy(output: Tensor, given: Any) -> Tensor:
 def of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large model is not run: its calls without numbers are compared."""
     if request.param == "large":
-        monkeypatch.setattr("bigbrain_fx.frontend.plain_entries.is_costly", lambda *_: True)
+        monkeypatch.setattr("bigbrain_fx.frontend.entry_trial.is_costly", lambda *_: True)
 
 
 @pytest.mark.usefixtures("of_any_size")
@@ -248,7 +248,7 @@ def test_the_order_of_a_dict_counts_where_the_model_goes_by_it(by_name: bool, ke
 def test_a_large_model_that_reads_tensors_goes_by_all_but_names_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bigbrain_fx.frontend.plain_entries.is_costly", lambda *_: True)
+    monkeypatch.setattr("bigbrain_fx.frontend.entry_trial.is_costly", lambda *_: True)
 
     def by(output: Tensor, batch: Any) -> Tensor:
         return output.mean() * (2.0 if float(output.sum()) > 0 else 1.0)

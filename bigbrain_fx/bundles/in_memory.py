@@ -400,7 +400,7 @@ class _InMemory:
         if self.file.parts > 1:
             return effect_of_parts(self.file, self.training.later())
         effect = micro_batch_effect(self.training, self.captured, count)
-        self.loss_count = effect.loss_count if effect.is_equal else None
+        self.loss_count = None if effect.differs else effect.loss_count
         self.differs = effect.differs
         return effect
 

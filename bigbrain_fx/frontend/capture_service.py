@@ -228,7 +228,7 @@ class CaptureService:
         from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 
         effect = TypeAdapter(MicroBatchEffect).validate_python(found)
-        self.loss_count = effect.loss_count if effect.is_equal else None
+        self.loss_count = None if effect.differs else effect.loss_count
 
     def _found(self, request: Mapping[str, object]) -> Mapping[str, object]:
         if request["do"] == "weights":

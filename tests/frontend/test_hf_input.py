@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import capture, capture_file, load_model_file, session
+from bigbrain_fx.frontend import (
+    Training,
+    capture,
+    capture_file,
+    load_model_file,
+    micro_batch_effect,
+    session,
+)
 from bigbrain_fx.frontend.hf.weights import converted
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import read_checkpoint
@@ -204,6 +211,16 @@ def test_a_model_without_weights_gives_the_graph_of_one_with(tmp_path: Path) -> 
         graphs.append(capture(file.model, file.example_batch).graph)
     assert graphs[0] == graphs[1] == graphs[2]
     assert any(param.name != param.canonical for param in graphs[0].params)
+
+
+def test_micro_batches_of_a_model_without_weights_weigh_by_their_labels(tmp_path: Path) -> None:
+    write_config(tmp_path, LLAMA)
+    file = load_model_file(f"hf:{tmp_path}", blank=True)
+    found = capture(file.model.train(), file.example_batch)
+    effect = micro_batch_effect(Training(file.model, None, None), found, 2)
+    assert effect.loss_count is not None
+    assert not effect.differs
+    assert effect.unknown
 
 
 @pytest.mark.nightly

@@ -76,9 +76,11 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     batch = captured.batch
     if count < 2 or batch.rows < 2 or captured.graph.loss is None:
         return MicroBatchEffect(count, batch.rows, is_equal=True)
-    if _has_no_numbers(training.module):
-        return _unmeasured(MicroBatchEffect(count, not_compared=_NO_NUMBERS), captured)
     later = spread(_later(training, batch))
+    if _has_no_numbers(training.module):
+        nothing = MicroBatchEffect(count, not_compared=_NO_NUMBERS)
+        about = training, captured, _comparison(training, captured)
+        return _of_large(captured, nothing, _first_of_loss(*about, [batch, *later], count))
     comparison = replace(_comparison(training, captured), later=next(iter(later), None))
     _require_weights(training, comparison, count)
     is_large = work_of(captured.graph, batch.rows) > _LOOP_FLOPS
@@ -199,13 +201,15 @@ def _first_of_loss(
 def _of_large(
     captured: Captured, nothing: MicroBatchEffect, alone: _OfLoss | None
 ) -> MicroBatchEffect:
-    """Return the effect of the loss of a model that cannot be run; rules know of the rest."""
+    """Return the effect of the loss of a model that is not run; rules know of the rest."""
     if alone is None:
         return _unmeasured(nothing, captured)
     if alone.effect.differs:
         return alone.effect
-    rest = _unmeasured(nothing, replace(captured, graph=without_loss(captured.graph)))
-    return replace(rest, loss_count=alone.effect.loss_count, divided=alone.effect.divided)
+    said = f"{nothing.not_compared}; its loss alone agrees"
+    others = replace(captured, graph=without_loss(captured.graph))
+    found = _unmeasured(replace(nothing, not_compared=said), others)
+    return replace(found, loss_count=alone.effect.loss_count, divided=alone.effect.divided)
 
 
 def _first_apart(

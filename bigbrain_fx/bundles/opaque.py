@@ -25,6 +25,8 @@ _FINAL = {
 OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, and `split` has them"}
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
 _OTHER_BATCH = "BX0135"
+_PLAIN_FAILS = "BX2195"
+_FAILS_PLAIN = {"BX0151", "BX2105", "BX2141", "BX2156"}  # these say so already
 """Code of a batch that does not fit what the model was traced with."""
 _OF_PARTS = ("BX2104", "BX3810", "BX1251", _OTHER_BATCH)
 """Codes of what may be for the micro-batches: a model, a trace or a bundle that does not take one's
@@ -199,7 +201,9 @@ def noted(
     """Return the refusal; it says why the step cannot run whole."""
     hint = f"; {error.help}" if error.help else ""
     note = f"nor can the whole step run {where}: {error.what}{hint}"
-    refusal.notes = (*refusal.notes, note, *error.notes)
+    is_said = error.code == _PLAIN_FAILS and refusal.code in _FAILS_PLAIN
+    notes = (*refusal.notes, *(() if is_said else (note,)), *error.notes)
+    refusal.notes = tuple(dict.fromkeys(notes))
     return refusal
 
 

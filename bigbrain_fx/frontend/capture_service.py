@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from bigbrain_fx.errors import InputError, about_code
+from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.frontend.capture_cache.known import is_known_text, known_of, note_text
 from bigbrain_fx.frontend.refusal import OF_ONE_LENGTH
+from bigbrain_fx.frontend.spelling import misspelt_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +59,7 @@ class CaptureService:
             example=self.example,
         )
         _require_room(self.file, wanted)
+        self.misspelt = () if self.file.is_data else misspelt_names(self.file.path)
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         if wanted["training"]:
             optimizer = for_devices(self.file.optimizer, self.file.model)
@@ -183,7 +185,7 @@ class CaptureService:
         }
         note = optimizer.note if self.captured.graph.training else None
         modes = eval_parts_note(file.model) if self.captured.graph.training else None
-        warnings = (*self.captured.warnings, *filter(None, [note, modes]))
+        warnings = (*self.misspelt, *self.captured.warnings, *filter(None, [note, modes]))
         if self.quantised is not None:
             facts |= {"quantize": "int8", "quantize_error": self.quantised.error}
             warnings = (*warnings, *filter(None, [self.quantised.note]))
@@ -213,6 +215,8 @@ class CaptureService:
             refusal = error
         if self.trains:  # here, so that its own error has no other as its context
             require_batches(self.file, self.seed)
+        if isinstance(refusal, BigBrainError):
+            refusal.notes = (*self.misspelt, *refusal.notes)
         raise refusal
 
     def _answer(self, request: Mapping[str, object]) -> Mapping[str, object]:

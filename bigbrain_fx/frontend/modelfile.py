@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.contract import functions_of, kept_whole, training_of
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
+from bigbrain_fx.frontend.spelling import misspelt_names
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss, modes_kept, route
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
@@ -220,6 +221,7 @@ def _only_model(module: ModuleType, path: Path) -> str:
             f"{path.name} must define `model`, and defines no torch module at all",
             code="BX2072",
             at=path.name,
+            notes=misspelt_names(path),
             help="add: def model() -> nn.Module: return MyModel()",
         )
     raise InputError(
@@ -249,7 +251,7 @@ def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
     _check_arguments(value, path, name)
     torch.manual_seed(seed)
     is_on = torch.is_grad_enabled()
-    with errors_of(path, f"{name}() failed"):
+    with errors_of(path, f"{name}() failed", _call_first(path, name)):
         built = value()
     if not isinstance(built, nn.Module):
         raise _no_module(path, name, built, module)
@@ -290,6 +292,14 @@ def _check_arguments(value: Callable[..., object], path: Path, name: str) -> Non
         )
 
 
+def _call_first(path: Path, name: str) -> str:
+    """Return the remedy of a function that fails: a command that calls it alone."""
+    if not path.stem.isidentifier():
+        return f"make {name}() run in plain PyTorch first"
+    call = "next(iter({}.batches(0)))" if name == "batches" else f"{{}}.{name}()"
+    return f'make `python -c "import {path.stem}; {call.format(path.stem)}"` run there first'
+
+
 def _example(module: ModuleType, path: Path, seed: int, use: Example) -> object:
     if use == "unused" and hasattr(module, "batches"):
         return None
@@ -306,7 +316,7 @@ def _example(module: ModuleType, path: Path, seed: int, use: Example) -> object:
         )
     if callable(given):
         torch.manual_seed(seed)
-        with left_alone(given), errors_of(path, f"{name}() failed"):
+        with left_alone(given), errors_of(path, f"{name}() failed", _call_first(path, name)):
             value = given() if name == "example_batch" else _first_batch(module, path, seed)
     if use == "traced" and not isinstance(value, Mapping | tuple | list | Tensor):
         with about_code():

@@ -111,7 +111,7 @@ def errors_of(path: Path, what: str, remedy: str | None = None) -> Iterator[None
             f"{what}: {error}", code="BX2188", at=_line(error, path), help=_import_help(error, path)
         ) from error
     except Exception as error:
-        help_ = remedy or f"make `python {path.name}` build the model first"
+        help_ = remedy or f"make `python {path.name}` run without an error first"
         raise InputError(
             f"{what}: {_said(error)}",
             code="BX2189",

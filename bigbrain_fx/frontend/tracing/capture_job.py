@@ -372,6 +372,7 @@ class CaptureJob:
                 f"{type(error).__name__}: {first}",
                 code="BX2105",
                 at=where(error),
+                notes=() if in_loss else tuple(filter(None, [self.step.whole_batch_note])),
                 help=OF_CRITERION if in_loss and is_criterion else first_remedy(error),
             )
         return None

@@ -6,7 +6,7 @@ This file knows how a batch reaches a model; it knows nothing of tracing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.scalar_loss import check_loss
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
 from bigbrain_fx.frontend.tracing.state.read_names import Place, places_of
 from bigbrain_fx.frontend.translation.batch import Batch, fill, named_tensors
@@ -293,6 +294,18 @@ class Step(nn.Module):
         self.casts_itself = False  # forward is under an autocast of its own, which is the graph's
 
     @property
+    def whole_batch_note(self) -> str | None:
+        """Say that forward gets a batch of several entries as one argument; None where not."""
+        names = ", ".join(p.name for p in parameters_of(self.model))
+        given = f"forward({names}) got the whole batch as its one argument"
+        if not self._how.whole or not isinstance(self._template, Mapping | tuple | list):
+            return None
+        if isinstance(self._template, Mapping):
+            keys = ", ".join(map(str, self._template))
+            return f"{given}: no parameter is named like an entry ({keys})"
+        return f"{given}; with loss(output, batch) in the model file it gets the first entries"
+
+    @property
     def own_loss(self) -> Loss | None:
         """The user's loss function."""
         return self._given[0] if self._trains else None
@@ -366,7 +379,7 @@ class Step(nn.Module):
     def _given_loss(self, found: object) -> Tensor:
         """Return the loss in the result of the user's loss function."""
         loss = loss_in(found)
-        _check_loss(found if loss is None else loss)
+        check_loss(found if loss is None else loss)
         assert loss is not None
         return loss
 
@@ -406,29 +419,3 @@ def own_loss(output: object) -> Tensor | None:
     """Find the loss that a model returns itself: a scalar output, or the one in its output."""
     found = loss_in(output)
     return found if found is not None and not found.dim() and found.is_floating_point() else None
-
-
-def _place_of_loss(found: Mapping[object, object] | Sequence[object]) -> str:
-    """Name the entry of a loss function's result that may be the loss: by name, or a number."""
-    entries = dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
-    numbers = [k for k, v in entries.items() if isinstance(v, Tensor) and v.dim() == 0]
-    key = "loss" if "loss" in entries else next(iter(numbers or entries), "...")
-    return f"[{key!r}]"
-
-
-def _check_loss(loss: object) -> None:
-    if isinstance(loss, Tensor) and loss.dim() == 0:
-        return
-    found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-    advice = "return the mean: loss.mean()"
-    if loss is None:
-        found, advice = "None", "return it: return F.cross_entropy(...)"
-    elif isinstance(loss, Mapping | list | tuple):
-        advice = f"return the loss alone, {_place_of_loss(loss)} of what it returns now"
-    elif not isinstance(loss, Tensor):
-        advice = "keep it a tensor: leave out .item() and float()"
-    raise CaptureError(
-        f"loss(output, batch) must return a scalar tensor, found {found}",
-        code="BX0151",
-        help=advice,
-    )

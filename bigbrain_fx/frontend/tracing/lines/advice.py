@@ -57,7 +57,7 @@ def where_differs(graph: Graph, wrong: str) -> str:
     return next((op.source for op in readers if op.source), "")
 
 
-_PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
+_PLAIN_FIRST = "make one step of a plain PyTorch loop run with this file's names first"
 
 
 def first_remedy(error: Exception) -> str:

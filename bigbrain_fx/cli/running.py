@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,7 +223,7 @@ def run(
     from bigbrain_fx.plan import read_plan
 
     plan = read_plan(bundle)
-    _require_together(choices, elastic)
+    _require_together(choices, elastic, bundle)
     if choices["spares"] is not None:
         require_not_lean(bundle)
     if not no_replay and can_supervise(plan, choices["backend"]) and not is_lean(bundle):
@@ -250,18 +251,24 @@ def run(
         start_aside(bundle, options.logs, as_json)
     else:
         told = partial(_tell_validation, as_json)
-        with validations(bundle, validate, options.commits, told) as hear:
+        left = interrupted(options.commits) if plan.mode == "train" else nullcontext()
+        with left, validations(bundle, validate, options.commits, told) as hear:
             done = _run_here(bundle, options, elastic, as_json, log_every, hear)
         with all_is_done():
             _print_done(plan, done, as_json)
 
 
-def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:
+def _require_together(choices: Mapping[str, Any], elastic: bool, bundle: Path) -> None:
     """Refuse options without the one that they are for."""
     if choices["commits"] is None:
         for flag, what in _OF_COMMITS.items():
             if choices[flag] not in (None, False):
-                raise InputError(f"--{flag} needs --checkpoint-dir FOLDER{what}", code="BX3522")
+                own = bundle / "commits"  # which `resplit` writes
+                raise InputError(
+                    f"--{flag} needs --checkpoint-dir FOLDER{what}",
+                    code="BX3522",
+                    help=f"add --checkpoint-dir {own if own.is_dir() else 'checkpoints'}",
+                )
     if choices["trace"] is not None and elastic:
         raise InputError("--trace is of one plan, and --elastic may make others", code="BX3523")
 
@@ -300,6 +307,32 @@ def _run_here(
             return run_elastic(bundle, options, show, _tell)
         tell = _tell if options.spares is not None else None  # one death is the error itself
         return run_bundle(bundle, options, show, show, on_event=tell)
+
+
+@contextmanager
+def interrupted(commits: Path | str | None) -> Iterator[None]:
+    """Say at Ctrl-C what is left of a training."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(Exception):  # that it stops is what counts
+            click.echo(_left_of(commits), err=True)
+        raise
+
+
+def _left_of(commits: Path | str | None) -> str:
+    from bigbrain_fx.bundles import list_commits
+
+    if commits is None:
+        return "nothing of this run was saved; --checkpoint-dir FOLDER writes checkpoints"
+    try:
+        newest = list_commits(commits, lambda said: None)[0].step
+    except InputError:
+        return f"nothing of this run was saved: {commits} has no checkpoint"
+    return (
+        f"the newest checkpoint has {newest} steps: the same command with --resume goes on; "
+        "`kill PID` in place of Ctrl-C ends a run after its step, with a checkpoint"
+    )
 
 
 def _print_done(plan: Plan, done: Run, as_json: bool) -> None:

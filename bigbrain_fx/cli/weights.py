@@ -168,6 +168,7 @@ def rollback(commits: Path, step: int | None, as_json: bool) -> None:
     if step is not None:
         aside = [str(path) for path in roll_back(commits, step, say)]
         text = f"set aside {', '.join(aside)}" if aside else f"step {step} is the newest already"
+        text += f"; run --checkpoint-dir {commits} --resume goes on from there"
         emit(as_json, {"step": step, "set_aside": aside}, text)
         return
     for record in list_commits(commits, say):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import warnings
@@ -24,6 +25,13 @@ _EARLIER = (
 _UNREAD = "{} has fields of another version, which are not read: {}"
 
 
+_BUNDLE = "give a bundle folder or a plan.json"
+_OF_MODEL = (
+    "this is a model file: give the bundle that `bigbrain-fx split MODEL.py --devices "
+    "cluster.json` writes"
+)
+
+
 def from_json(text: bytes, where: str) -> Plan:
     """Read a plan; warn of one of an earlier format.
 
@@ -40,7 +48,7 @@ def from_json(text: bytes, where: str) -> Plan:
             f"not a plan: {first['msg']}",
             code="BX1260",
             at=f"{where}: {at}",
-            help="make it again with `bigbrain-fx split`",
+            help=_OF_MODEL if where.endswith(".py") else "make it again with `bigbrain-fx split`",
         ) from error
 
     _warn_of_age(plan, names, where)
@@ -107,6 +115,18 @@ def read_plan(path: str | Path) -> Plan:
         raise InputError(
             f"cannot read {file}: {error.strerror or error}",
             code="BX1264",
-            help="give a bundle folder or a plan.json",
+            help=_instead_of(path),
         ) from error
     return from_json(text, str(file))
+
+
+def _instead_of(path: Path) -> str:
+    """Return what to give where a path has no plan."""
+    if path.is_dir():
+        return "give a bundle; if this is one, files of it are missing: copy it, or split, again"
+    try:
+        bundles = [each.name for each in path.parent.iterdir() if (each / "plan.json").is_file()]
+    except OSError:
+        bundles = []
+    close = difflib.get_close_matches(path.name, bundles, n=1, cutoff=0.5)
+    return f"did you mean {path.parent / close[0]}?" if close else _BUNDLE

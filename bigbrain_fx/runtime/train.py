@@ -126,7 +126,7 @@ def _stopping_on_bad_input() -> Iterator[None]:
         yield
     except (InputError, FencedError, NotFiniteError, SaveError) as error:
         tell(headline(error))
-        codes = {FencedError: TAKEN_OVER, SaveError: 1, NotFiniteError: NOT_FINITE}
+        codes = {FencedError: TAKEN_OVER, NotFiniteError: NOT_FINITE}
         sys.exit(codes.get(type(error), BAD_INPUT))
 
 

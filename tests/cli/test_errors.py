@@ -280,11 +280,41 @@ def test_out_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("command", ["explain", "simulate", "run", "verify"])
 def test_a_path_that_is_missing_or_no_bundle(tmp_path: Path, command: str) -> None:
     (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "nothing", tmp_path / "folder"):
-        done = call(command, path)
+    for name, remedy in (
+        ("nothing", "give a bundle folder or a plan.json"),
+        ("folder", "give a bundle; if this is one, files of it are missing"),
+    ):
+        done = call(command, tmp_path / name)
         assert done.code == 2
         shows("BX1264", done.err)
-        assert "help: give a bundle folder or a plan.json" in done.err
+        assert f"help: {remedy}" in done.err
+
+
+def test_a_bundle_of_nearly_that_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "plan.json").touch()
+    done = call("run", tmp_path / "bundel")
+    assert f"help: did you mean {tmp_path}/bundle?" in done.err
+
+
+def test_a_model_file_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def model(): ...")
+    done = call("run", tmp_path / "model.py")
+    assert done.code == 2
+    assert "help: this is a model file: give the bundle that `bigbrain-fx split" in done.err
+
+
+@pytest.mark.parametrize("folder", [None, "commits"])
+def test_a_run_is_resumed_from_a_folder(tmp_path: Path, bundle: Path, folder: str | None) -> None:
+    whole = tmp_path / "bundle"
+    whole.mkdir()
+    (whole / "plan.json").write_bytes((bundle / "plan.json").read_bytes())
+    if folder is not None:
+        (whole / folder).mkdir()
+    done = call("run", whole, "--resume")
+    shows("BX3522", done.err)
+    own = f"{whole}/commits" if folder else "checkpoints"
+    assert f"help: add --checkpoint-dir {own}" in done.err
 
 
 _BAD_PLANS = {

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import Run
+from bigbrain_fx.cli.running import interrupted
 from tests.support.command_line import (
     CHOICES,
     MODEL,
@@ -269,3 +270,12 @@ def test_a_killed_device_is_an_error_that_shows_its_log(faulty: Path, tmp_path: 
     )
     assert "  note: MemoryError: no room left\n" in done.err
     assert "train.py --in-process" in done.err
+
+
+def test_ctrl_c_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (None, tmp_path):
+        with pytest.raises(KeyboardInterrupt), interrupted(folder):
+            raise KeyboardInterrupt
+    none, empty = capsys.readouterr().err.splitlines()
+    assert none == "nothing of this run was saved; --checkpoint-dir FOLDER writes checkpoints"
+    assert empty == f"nothing of this run was saved: {tmp_path} has no checkpoint"

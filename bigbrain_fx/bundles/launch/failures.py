@@ -23,7 +23,9 @@ SHORT = (
     "run it again"
 )
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
-OF_BUNDLE = re.compile(r"No module named '(runtime|supervisor|device_\w+)[.']")
+OF_BUNDLE = re.compile(
+    r"No module named '(runtime|supervisor|training|functions|model_blocks|device_\w+)[.']"
+)
 SHOWN = re.compile(r"error(\[(?P<code>BX\w+)\])?: ")  # how a process's last line begins
 NOT_SAVED = 73  # and of one that could not write the files of --save
 OF_LIMITS = (71, 74)  # and of one that has met a limit of the system
@@ -64,6 +66,8 @@ def failure(
     process.
     """
     tail = last_lines(log) or tuple(filter(None, (text,)))
+    if tail and OF_BUNDLE.search(tail[-1]):
+        tail = tail[-1:]  # the lines before it are not the user's
     if code == BAD_INPUT and tail:
         return _refused(tail[-1], log)
     return RunError(
@@ -120,7 +124,7 @@ def _missing(last: str) -> str | None:
 
 def _own_word(code: int, tail: tuple[str, ...]) -> str | None:
     """Return what to do where a process said why it cannot go on, and was ended then."""
-    if code == -signal.SIGKILL and tail and SHOWN.match(tail[-1]):
+    if code in (1, -signal.SIGKILL) and tail and SHOWN.match(tail[-1]):
         return "do what its last line says, and run it again"
     return None
 

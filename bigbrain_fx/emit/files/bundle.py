@@ -43,7 +43,7 @@ def check_out(out: Path, *, force: bool) -> None:
         raise InputError(
             f"{out} exists already",
             code="BX3607",
-            help="give another --out, or --force to replace it",
+            help="give another --out" + (", or --force to replace it" if _is_bundle(out) else ""),
         )
     if out.exists() and not _is_bundle(out):
         raise InputError(

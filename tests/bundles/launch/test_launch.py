@@ -122,6 +122,8 @@ def test_the_users_modules_are_found_and_ours_are_not(monkeypatch: pytest.Monkey
         ("FileNotFoundError: [Errno 2] No such file: '/b/data.pt'", "copy the file"),
         ("ModuleNotFoundError: No module named 'mine'", "PYTHONPATH"),
         ("ModuleNotFoundError: No module named 'device_d1'", "copy the bundle again"),
+        ("ModuleNotFoundError: No module named 'training'", "copy the bundle again"),
+        ("error[BX5145]: cannot save in x: Read-only file system", "last line"),
         ("ModuleNotFoundError: No module named 'runtime.replay'", "copy the bundle again"),
         ("ValueError: no", "python train.py --in-process"),
     ],

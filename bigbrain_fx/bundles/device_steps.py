@@ -281,7 +281,10 @@ class DeviceSteps:
         return {name: found[name] for name in (*order, *sorted(found.keys() - set(order)))}
 
     def save(self, to: Path, optimizer: Path | None) -> None:
-        """Write the weights after the last step, and the optimizer's state, if a file is named."""
+        """Write the weights after the last step, and the optimizer's state, if a file is named.
+
+        Files that are there are replaced, each at once, when all are written: as torch.save does.
+        """
         with self._caller.unread():
             names = self._constants.module.written()
         if names:
@@ -290,12 +293,12 @@ class DeviceSteps:
                 code="BX3197",
                 help="save your own module: torch.save(model.state_dict(), ...)",
             )
-        with Scratch("state") as scratch:
+        with Scratch("state") as scratch, _replacing(to, optimizer) as (model, state):
             commit = self._commit(Path(scratch, "commit"))
-            if optimizer is None:
-                export_commit(self._bundle, to, commit)
+            if state is None:
+                export_commit(self._bundle, model, commit)
             else:
-                export_training(self._bundle, to, optimizer, commit)
+                export_training(self._bundle, model, state, commit)
 
     def refresh(self) -> None:
         """Give the caller's module the weights of now, unless the caller wrote others."""
@@ -434,3 +437,19 @@ class DeviceSteps:
     def done(self) -> Run | None:
         """The run, once it has ended."""
         return self._run.done
+
+
+@contextmanager
+def _replacing(to: Path, optimizer: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """Give names to write to: names beside files that are there, which they replace at the end."""
+    names = {path: path.with_name(f".new-{path.name}") for path in (to, optimizer) if path}
+    names = {path: new for path, new in names.items() if path.is_file()}
+    for new in names.values():
+        new.unlink(missing_ok=True)  # of a save that was killed
+    try:
+        yield names.get(to, to), optimizer and names.get(optimizer, optimizer)
+        for path, new in names.items():
+            new.replace(path)
+    finally:
+        for new in names.values():
+            new.unlink(missing_ok=True)

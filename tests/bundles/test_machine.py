@@ -138,6 +138,8 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
         found = [session.step(batches[0])]
         average = torch.optim.swa_utils.AveragedModel(module)  # a copy hears nothing of later steps
         assert torch.equal(module(batches[0]["x"]), plain(1)[0](batches[0]["x"]))
+        saved = tmp_path / "model.safetensors", tmp_path / "optimizer.safetensors"
+        session.save(*saved)  # which the save after the last step replaces
         found += [session.step(batch) for batch in batches[1:3]]
         pids = {e["device"]: e["pid"] for e in session.events if e["event"] == "started"}
         os.kill(pids["d1"], signal.SIGKILL)
@@ -148,7 +150,8 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
         assert found == losses
         assert same(at_three, plain(3)[0].state_dict())
         assert same(module.state_dict(), want.state_dict())  # whoever looks at it, finds them
-        session.save(tmp_path / "model.safetensors", tmp_path / "optimizer.safetensors")
+        session.save(*saved)
+        assert not list(tmp_path.glob(".new*"))
         assert same(session.eval().state_dict(), want.state_dict())
         assert not module.training
         assert repr(session) == "<Session Net: 6 steps, is open, 1 processes replaced>"

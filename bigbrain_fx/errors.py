@@ -9,6 +9,10 @@ This module knows nothing of torch or the terminal: `cli` decides how an error i
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +142,18 @@ class NoPlanError(BigBrainError):
 
 class SplitWarning(UserWarning):
     """Warn of what a split or an estimate does otherwise than the user may expect."""
+
+
+def warn_caller(note: str) -> None:
+    """Warn of a split, at the caller's own line: the nearest outside of bigbrain_fx.
+
+    Python's contextlib counts as ours.
+    """
+    ours = (str(Path(__file__).parent) + os.sep, contextlib.__file__)
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(note, SplitWarning, stacklevel=level)
 
 
 class FormatWarning(UserWarning):

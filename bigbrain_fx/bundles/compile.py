@@ -6,7 +6,6 @@ This module only joins the others; everything it does can be done by hand with t
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from bigbrain_fx.bundles.target import Target
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Stopwatch, Timing
-from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
+from bigbrain_fx.errors import BigBrainError, InputError, warn_caller
 from bigbrain_fx.frontend import TOO_LARGE, Room, is_hf, is_onnx
 from bigbrain_fx.plan import (
     AUTO,
@@ -47,6 +46,7 @@ from bigbrain_fx.plan import (
     read_plan,
     replan,
     require_compatible,
+    require_countable,
     require_no_groups,
     require_placeable,
     require_sent_types,
@@ -235,7 +235,7 @@ def _has_code(model: str | Path | nn.Module) -> bool:
 def _warn(notes: Sequence[str]) -> None:
     """Warn whoever called `split` or `estimate`, as the command line does."""
     for note in notes:
-        warnings.warn(note, SplitWarning, stacklevel=3)
+        warn_caller(note)
 
 
 def _of_whole_tensors(options: Options) -> Options:
@@ -257,6 +257,7 @@ def _require_agreeing(
     is_placed = followed is not None
     require_compatible(Request(options, cluster, is_placed=is_placed, is_written=is_written))
     require_placeable(options, cluster)
+    require_countable(cluster, options)
     if followed is not None:
         require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
 

@@ -7,7 +7,6 @@ This file knows no planning.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,12 +21,12 @@ from bigbrain_fx.bundles.entries import (
     has_fewer,
     require_one_number,
 )
-from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
+from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training, replacing
 from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.session_devices import require_session
 from bigbrain_fx.bundles.session_run import Again, Begun, SessionRun
 from bigbrain_fx.core import OPAQUE_MODULE, ROW_COUNTS
-from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
+from bigbrain_fx.errors import BigBrainError, InputError, warn_caller
 from bigbrain_fx.supervisor import Event, warn
 from bigbrain_fx.weights import Scratch, tensors_apart
 
@@ -192,7 +191,7 @@ class DeviceSteps:
             elif error.code != _PARTED:
                 raise
             else:
-                warnings.warn(error.what, SplitWarning, stacklevel=4)
+                warn_caller(error.what)
         return self._entries_of(batch)
 
     def _entries_of(self, batch: object) -> dict[str, Tensor]:
@@ -293,7 +292,7 @@ class DeviceSteps:
                 code="BX3197",
                 help="save your own module: torch.save(model.state_dict(), ...)",
             )
-        with Scratch("state") as scratch, _replacing(to, optimizer) as (model, state):
+        with Scratch("state") as scratch, replacing(to, optimizer) as (model, state):
             commit = self._commit(Path(scratch, "commit"))
             if state is None:
                 export_commit(self._bundle, model, commit)
@@ -437,19 +436,3 @@ class DeviceSteps:
     def done(self) -> Run | None:
         """The run, once it has ended."""
         return self._run.done
-
-
-@contextmanager
-def _replacing(to: Path, optimizer: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """Give names to write to: names beside files that are there, which they replace at the end."""
-    names = {path: path.with_name(f".new-{path.name}") for path in (to, optimizer) if path}
-    names = {path: new for path, new in names.items() if path.is_file()}
-    for new in names.values():
-        new.unlink(missing_ok=True)  # of a save that was killed
-    try:
-        yield names.get(to, to), optimizer and names.get(optimizer, optimizer)
-        for path, new in names.items():
-            new.replace(path)
-    finally:
-        for new in names.values():
-            new.unlink(missing_ok=True)

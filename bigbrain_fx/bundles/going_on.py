@@ -302,3 +302,19 @@ def _set_aside(folder: Path, record: Record) -> Path:
     with suppress(FileNotFoundError):
         path.replace(aside)
     return aside
+
+
+@contextmanager
+def replacing(to: Path, optimizer: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """Give names to write to: names beside files that are there, which they replace at the end."""
+    names = {path: path.with_name(f".new-{path.name}") for path in (to, optimizer) if path}
+    names = {path: new for path, new in names.items() if path.is_file()}
+    for new in names.values():
+        new.unlink(missing_ok=True)  # of a save that was killed
+    try:
+        yield names.get(to, to), optimizer and names.get(optimizer, optimizer)
+        for path, new in names.items():
+            new.replace(path)
+    finally:
+        for new in names.values():
+            new.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ have. The numbers are those of the loop in plain PyTorch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.in_memory import own_loop
 from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.opaque import divides, may_run_whole, noted
-from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
+from bigbrain_fx.errors import BigBrainError, InputError, warn_caller
 from bigbrain_fx.plan import Options
 from bigbrain_fx.supervisor import Event
 
@@ -162,7 +161,7 @@ class OwnWay:
             is_same = error.code == refusal.code
             raise refusal if is_same else noted(refusal, error, "in this process") from error
         self._require_as_given(refusal, given)
-        warnings.warn(_warning(self.module, refusal), SplitWarning, stacklevel=3)
+        warn_caller(_warning(self.module, refusal))
         return steps
 
     def go_on(self, before: DeviceSteps, error: InputError, batch: object) -> OwnSteps | None:

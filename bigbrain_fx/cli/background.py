@@ -117,6 +117,9 @@ def status(run: Path, metrics: int | None, as_json: bool) -> None:
     emit(as_json, facts, "\n".join(_lines(found)))
 
 
+_WORKERS = {"spare": "standby worker"}
+
+
 def _state(found: Status) -> str:
     return "killed" if found.is_alone else found.state
 
@@ -128,14 +131,15 @@ def _lines(found: Status) -> list[str]:
     if found.step_s and found.loss is not None and found.rows_per_s:
         pace = f"{found.step_s:.4f} s a step, {found.rows_per_s:.1f} rows/s"
         lines.append(f"loss {found.loss:.6f}, {pace}; {ago_s:.0f} s ago")
-    for name, pid in found.devices.items():
-        lines.append(f"{name}: process {pid}")
+    runs = _state(found) == "running"  # else its numbers are other processes' by now
+    for name, pid in found.devices.items() if runs else ():
+        lines.append(f"{_WORKERS.get(name, name)}: process {pid}")
     lines.append(f"processes replaced: {found.restarts}")
     if found.commits:
         step = found.last_commit
         newest = "none yet" if step is None else f"step {step}"
         lines.append(f"last checkpoint: {newest}, in {found.commits}")
-    lines.append(f"process {found.pid}, logs in {found.logs}")
+    lines.append(f"process {found.pid}, logs in {found.logs}" if runs else f"logs in {found.logs}")
     log = Path(found.logs) / LOG
     if found.state == "failed" and log.is_file():
         lines.append(f"see {log}")

@@ -36,7 +36,7 @@ def money_lines(plan: Plan, goals: Goals | None) -> Iterator[str]:
         steps = steps_for(plan.graph, goals.tokens)
         usd = "" if paid is None else f" and {steps * paid.step_usd:,.4g} USD"
         total_s = steps * plan.forecast.step_s
-        yield f"{goals.tokens:,.4g} {what}: {time_text(total_s)}{usd}, in {steps:,} steps"
+        yield f"{_count_text(goals.tokens)} {what}: {time_text(total_s)}{usd}, in {steps:,} steps"
     yield from _others(plan)
 
 
@@ -50,6 +50,14 @@ def time_text(seconds: float) -> str:
 
 def _a_million(plan: Plan, step_usd: float) -> float:
     return step_usd / per_step(plan.graph) * _MILLION
+
+
+def _count_text(count: float) -> str:
+    """Show a count as --tokens takes it: 300B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= size:
+            return f"{count / size:.4g}{letter}"
+    return f"{count:,.4g}"
 
 
 def _others(plan: Plan) -> Iterator[str]:

@@ -113,7 +113,9 @@ def _verdict(found: Packing) -> list[str]:
     gain = found.in_turn_last_s / found.last_s
     better = "together ends" if gain >= 1 else "one after the other ends"
     looked = (
-        f"all {found.looked_at} divisions were looked at"
+        "the only division was looked at"
+        if found.is_exact and found.looked_at == 1
+        else f"all {found.looked_at} divisions were looked at"
         if found.is_exact
         else f"{found.looked_at} divisions were looked at, not all"
     )

@@ -34,7 +34,7 @@ def _card(name: str, devices: Sequence[Device]) -> str:
     if device.tf32_flops_per_s:
         which = "convolutions" if device.matmul_precision == "highest" else "all products"
         said += f", {device.tf32_flops_per_s / 1e12:.3g} in TF32 ({which})"
-    said += f", {device.memory_bytes_per_s / 1e9:.3g} GB/s"
+    said += f", {device.memory_bytes_per_s / 1e9:,.0f} GB/s"
     who = card.sustained.source
     basis = "no measurement of this card" if who == "usual" else f"measured by {who}"
     return f"{_names(devices)}: {name} by its datasheet, of which models reach {said} ({basis})"

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.plan.prices import (
         money as money,
         per_step as per_step,
+        require_countable as require_countable,
         steps_for as steps_for,
         tokens as tokens,
         unit as unit,

@@ -32,7 +32,7 @@ class Spread:
 
     def __str__(self) -> str:
         """Show it as a forecast does."""
-        return f"{self.low_s:.4g} to {self.high_s:.4g} s in nine of ten"
+        return f"{self.low_s:.4g} to {self.high_s:.4g} s (90 %)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,7 +361,8 @@ class Plan(Shown):
         """Show the plan as plain text, a line per device."""
         stages, devices = len(self.stages.stages), len(self.stages.devices)
         lines = [
-            f"{self.graph.name}: {stages} stages on {devices} devices, "
+            f"{self.graph.name}: {stages} stage{'s' * (stages != 1)} on {devices} "
+            f"device{'s' * (devices != 1)}, "
             f"{self.schedule}, {micro_text(self.micro_batches)} of {self.rows} rows, "
             f"forecast {self.forecast.step_s:.3f} s a step"
         ]

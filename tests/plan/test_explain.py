@@ -227,7 +227,7 @@ def test_an_interval_holds_the_forecast(plan: Plan) -> None:
     found = spread(plan)
     assert found.low_s < plan.forecast.step_s < found.high_s
     assert found.note == ""
-    assert str(found).endswith("s in nine of ten")
+    assert str(found).endswith(" s (90 %)")
 
 
 def test_a_profiled_forecast_has_a_smaller_interval(plan: Plan) -> None:

@@ -6,13 +6,12 @@ give its loss other weights.
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bigbrain_fx.errors import InputError, SplitWarning
+from bigbrain_fx.errors import InputError, warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +61,7 @@ class PartsWatch:
             return
         self.seen = _MOST
         if effect.unknown:
-            warnings.warn(effect.unknown[0], SplitWarning, stacklevel=6)
+            warn_caller(effect.unknown[0])
         elif self.is_open:
             raise InputError(
                 f"{effect.micro_batches} micro-batches train something else than this batch: "
@@ -70,4 +69,4 @@ class PartsWatch:
                 code="BX3202",
             )
         else:
-            warnings.warn(effect.warning, SplitWarning, stacklevel=6)
+            warn_caller(effect.warning)

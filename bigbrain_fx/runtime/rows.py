@@ -96,7 +96,11 @@ def count_rows(path: Path, inputs: Sequence[str], whole: Sequence[str]) -> int:
     with _opened(path) as file:
         missing = [name for name in inputs if name not in file.keys()]  # noqa: SIM118  # no mapping
         if missing:
-            raise BatchError(f"{path} has no tensor {', '.join(map(repr, missing))}", code="BX5140")
+            raise BatchError(
+                f"{path} has no tensor {', '.join(map(repr, missing))}; it has "
+                f"{', '.join(map(repr, sorted(file.keys()))) or 'none'}",
+                code="BX5140",
+            )
         lengths = {name: _length(file, name) for name in inputs if name not in whole}
     counts = set(lengths.values())
     if len(counts) > 1 or 0 in counts:

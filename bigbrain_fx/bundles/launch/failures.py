@@ -98,7 +98,10 @@ def _mending(last: str) -> str:
     if "batches(seed) fails" in last:
         return "mend the data that it reads, and run again; or batches(), and split again"
     if "batches(seed) ended" in last:
-        return "give --steps what it has; or mend batches(), and split again"
+        return (
+            "give --steps what it has; or let batches() go on, `for epoch in itertools.count():`, "
+            "and split again"
+        )
     if "expected whole batches" in last:
         return "give so many rows, in batches() or in the file of --inputs"
     if "`split --opaque CLASS`" in last:

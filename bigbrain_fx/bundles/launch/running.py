@@ -268,10 +268,24 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
             raise InputError(
                 f"{folder} is no folder", code="BX3064", at=flag, help="make it, or another"
             )
+    if options.store is None and plan.stages.offload:
+        require_stores(plan)
     if options.inputs is not None and not options.inputs.is_file():
         raise InputError(
             f"there is no file {options.inputs}", code="BX3065", help="give a .safetensors file"
         )
+
+
+def require_stores(plan: Plan) -> None:
+    """Refuse folders of the cluster file that are not there, before anything is started."""
+    found = (plan.cluster.store.get(name) for name in plan.stages.devices)
+    for store in filter(None, found):
+        if store.folder and Path(store.folder).is_absolute() and not Path(store.folder).is_dir():
+            raise InputError(
+                f"the offload target {store.name!r} is in {store.folder}, which is no folder here",
+                code="BX3064a",
+                help=f"`mkdir -p {store.folder}`, or name another with --offload-dir FOLDER",
+            )
 
 
 def _require_folders(options: RunOptions) -> None:

@@ -47,7 +47,7 @@ _LOOP_FLOPS = 1e10  # of a forward: some tenths of a second for all runs of a co
 _ENOUGH_ROWS = 2  # of a large model, whose loss was compared on all rows
 _IGNORED = -100  # by every loss of transformers
 _NOT_ALONE = "the model is large, and its loss alone cannot be run on later batches"
-_NO_NUMBERS = "the model has no numbers here: its weights come from elsewhere"
+_NO_NUMBERS = "the model is built without weights here, and `split` of a model file compares them"
 
 
 @dataclass(frozen=True)

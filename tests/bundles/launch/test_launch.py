@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -28,8 +30,9 @@ from bigbrain_fx.bundles.launch import (
 from bigbrain_fx.bundles.launch.failures import LogWarnings, failure
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.bundles.launch.program import allocated, peaks
+from bigbrain_fx.bundles.launch.running import require_stores
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import read_plan
+from bigbrain_fx.plan import Plan, read_plan
 from tests.support import warm
 from tests.support.bundles import cluster, copied, edit, is_running, split_small
 from tests.support.command_line import call
@@ -373,3 +376,15 @@ def test_elastic_over_nccl_is_refused_for_its_own_reason(of_gpus: Path) -> None:
         assert "no process of this plan can be replaced" in done.err
         assert "leave --no-replay out" not in done.err
     assert call("run", of_gpus, "--standby", "1").code == 2
+
+
+def test_a_folder_of_an_offload_target_must_be_there(tmp_path: Path) -> None:
+    store = SimpleNamespace(name="disk0", folder=str(tmp_path / "scratch"))
+    cluster, stages = SimpleNamespace(store={"d0": store}), SimpleNamespace(devices=("d0", "d1"))
+    plan = cast("Plan", SimpleNamespace(cluster=cluster, stages=stages))
+    with pytest.raises(InputError, match="no folder here") as caught:
+        require_stores(plan)
+    assert caught.value.code == "BX3064a"
+    assert f"mkdir -p {store.folder}" in str(caught.value.help)
+    (tmp_path / "scratch").mkdir()
+    require_stores(plan)

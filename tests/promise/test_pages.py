@@ -100,18 +100,18 @@ from model import Net
 model = Net()
 """,
 }
-_COMMITTED = "bigbrain-fx run bundle --steps 2 --checkpoint-dir commits\n"
+_COMMITTED = "bigbrain-fx run bundle --steps 2 --checkpoint-dir checkpoints\n"
 MADE_BEFORE = {  # what other blocks of the page have made, by a word of the block that reads it
     "--freeze": _COMMITTED,
     "load_optimizer(": f"""{_COMMITTED}
-bigbrain-fx export bundle --checkpoint-dir commits \\
+bigbrain-fx export bundle --checkpoint-dir checkpoints \\
     --to model.safetensors --optimizer optimizer.safetensors
 """,
     "--from-dcp": f"""{_COMMITTED}
-bigbrain-fx export bundle --dcp step-900 --checkpoint-dir commits
+bigbrain-fx export bundle --dcp step-900 --checkpoint-dir checkpoints
 """,
     "dcp.load(": f"""{_COMMITTED}
-bigbrain-fx export bundle --dcp step-600 --checkpoint-dir commits
+bigbrain-fx export bundle --dcp step-600 --checkpoint-dir checkpoints
 """,
 }
 

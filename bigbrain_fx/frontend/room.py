@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bigbrain_fx.errors import NoPlanError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _SURE = 2  # times the memory: a part of the model may be read by nothing
 
@@ -29,14 +29,19 @@ class Room:
     notes: tuple[str, ...]
 
 
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor; a sparse one, which torch does not count, has none here."""
+    return 0 if tensor.is_sparse else tensor.nbytes
+
+
 def require_room(model: nn.Module, room: Room, *, trains: bool) -> None:
     """Refuse a model that has far more tensors than all devices can hold.
 
     Raises:
         NoPlanError: with both sizes, and the memory of each device.
     """
-    least = sum(p.nbytes * (1 + (trains and p.requires_grad)) for p in model.parameters())
-    least += sum(buffer.nbytes for buffer in model.buffers())
+    least = sum(_bytes(p) * (1 + (trains and p.requires_grad)) for p in model.parameters())
+    least += sum(map(_bytes, model.buffers()))
     if least <= _SURE * room.nbytes:
         return
     what = "weights and gradients" if trains else "weights"

@@ -9,7 +9,6 @@ The module joins `split` and a `Session`; it decides nothing.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.callers.parts import PartsWatch
+from bigbrain_fx.bundles.callers.reading_ahead import first_batches
 from bigbrain_fx.bundles.callers.watching import plain_modules
 from bigbrain_fx.bundles.compile import Split, split
 from bigbrain_fx.bundles.device_steps import DeviceSteps
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 AHEAD = 2  # batches that are sent before the loss of the first of them is waited for
-FEW = AHEAD + 1  # batches that are read before anything is planned; more, up to
-MOST = 64  # so many, for so long, as long as they take no more
-READ_S = 1.0
-READ_BYTES = 2**26
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +133,7 @@ class Machine(Shown):
             model: as in `__call__`.
             data: batches; what `iter` gives is read once an epoch. The first is the example;
                 lengths that vary, and a smaller last batch, are found in those that can be read in
-                a second.
+                a second. Data that ask the model, or that `on_step` reads, are read one by one.
             loss: as in `__call__`.
             steps: end after so many, else with the data.
             epochs: how often the data are read.
@@ -155,8 +151,8 @@ class Machine(Shown):
                 help="give what `iter` begins anew: a DataLoader, a list; or epochs=1",
             )
         batches = chain.from_iterable(data for _ in range(epochs))
-        most = FEW if isinstance(data, Iterator) else MOST  # what is read ahead, hears no step
-        seen = list(_first(islice(batches, None if steps is None else max(1, steps)), most))
+        first = islice(batches, None if steps is None else max(1, steps))
+        seen = first_batches(first, data, model, on_step)
         if not seen:
             raise InputError(
                 "there is no batch to train on", code="BX3084", help="give data that yield batches"
@@ -277,22 +273,6 @@ def _callers_optimizer(recipe: Recipe) -> CallersOptimizer | None:
         return None
     is_set = recipe.lr_scale is not None or recipe.scheduler is not None
     return CallersOptimizer(recipe.optimizer, is_set_there=is_set)
-
-
-def _first(batches: Iterator[object], most: int) -> Iterator[object]:
-    """Yield the batches that are read before anything is planned."""
-    end_s, left = time.monotonic() + READ_S, READ_BYTES
-    for number, batch in enumerate(islice(batches, most), 1):
-        yield batch
-        left -= _bytes_of(batch)
-        if number >= FEW and (left < 0 or time.monotonic() > end_s):
-            return
-
-
-def _bytes_of(batch: object) -> int:
-    from bigbrain_fx.frontend import named_tensors
-
-    return sum(tensor.nbytes for _, tensor in named_tensors(batch))
 
 
 def _has_remainder(data: object) -> bool:

@@ -170,6 +170,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.trace import capture as capture
     from bigbrain_fx.frontend.translation.batch import (
         graph_inputs as graph_inputs,
+        mapped as mapped,
         named_tensors as named_tensors,
         take_apart as take_apart,
     )

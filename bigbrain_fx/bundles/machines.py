@@ -189,7 +189,9 @@ class Wanted:
     def begun(self, out: str | Path | None, *, rehearse: bool) -> Begun:
         """Split the model, to begin with its weights."""
         folder = _temporary() if out is None else Path(out)
-        return self._of(self._split(folder, rehearse), {}, self.run)
+        begun = self._of(self._split(folder, rehearse), {}, self.run)
+        begun.constants.warn_of_written()
+        return begun
 
     def begun_again(
         self, constants: Constants, batch: object, before: Path, commits: Path, steps: int

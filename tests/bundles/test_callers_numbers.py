@@ -255,3 +255,22 @@ def test_a_module_is_not_split_again_without_end(
             session.step(batches()[1])
         loop.beta = 1
         session.step(batches()[1])
+
+
+def test_numbers_that_a_call_leaves_for_the_loop_are_warned_of(tmp_path: Path) -> None:
+    """A trace has no line that only keeps a number for a log, and the loop may go by it."""
+    log, values, model = {"beta": 0.1, "kl": 0.0}, list[float](), Net()
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        log["kl"] = output.square().mean().item()
+        values.append(log["kl"])
+        return F.mse_loss(output, batch["y"]) + log["beta"] * output.square().mean()
+
+    about: Any = {"example_batch": batches()[0], "options": WHOLE, "rehearse": False}
+    said = r"writes `log\['kl'\]`, `values`, and devices do not bring that back"
+    with (
+        pytest.warns(bb.SplitWarning, match=said),
+        bb.machine(write_cluster(tmp_path))(model, loss=loss, **about) as session,
+    ):
+        session.step(batches()[1])
+    assert (log, values) == ({"beta": 0.1, "kl": 0.0}, [])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from bigbrain_fx.bundles.found_model import Loss
-from bigbrain_fx.errors import InputError, about_code
+from bigbrain_fx.errors import InputError, SplitWarning, about_code
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from bigbrain_fx.bundles.callers.parts import PartsWatch
     from bigbrain_fx.frontend import Types
+
+_SAID = 3  # names that a warning has
 
 
 class Constants:
@@ -72,6 +75,22 @@ class Constants:
         with about_code():
             self.module.require_unwritten()
 
+    def warn_of_written(self) -> None:
+        """Warn of what forward or loss leaves for the loop, a number for its log: devices do not.
+
+        A trace has no such lines, and the caller's own are not called.
+        """
+        with about_code():
+            written = self.module.written_by_a_call()
+        if written:
+            warnings.warn(
+                f"forward or loss writes {_joined(written)}, and devices do not bring that back: "
+                "the loop reads what it was before the session. To have it, call them in the loop, "
+                "under torch.no_grad(): loss(model(x), batch)",
+                SplitWarning,
+                stacklevel=5,
+            )
+
     def required(self, batch: object) -> object:
         """Return a batch as the trace has it: with tensors in the place of numbers that change.
 
@@ -104,3 +123,10 @@ class Constants:
                 code="BX3196",
                 help=f"give machine(...) autocast={kind!r}, and call step() outside of the block",
             )
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return the first names; of a container and its items, the items."""
+    items = [n for n in names if not any(o.startswith(f"{n[:-1]}[") for o in names)]
+    others = f" and {len(items) - _SAID} others" if len(items) > _SAID else ""
+    return f"{', '.join(items[:_SAID])}{others}"

@@ -175,16 +175,20 @@ class Copied:
         self.weights |= {name: _mark(tensor) for name, tensor in found.items()}
         self.versions |= {name: tensor._version for name, tensor in found.items()}
 
+    def written_by_a_call(self) -> list[str]:
+        """Return what model or loss reads, or a container of that, and a call of them writes."""
+        with self.step.in_turn():
+            before = self._now(numbers=False)
+            self.numbers()
+            return [name for name in before.moved(self._now()) if name in self.read]
+
     def require_unwritten(self) -> None:
         """Refuse a loss or forward that writes what it reads: a device would write a copy.
 
         Raises:
             InputError: names it.
         """
-        with self.step.in_turn():
-            before = self._now(numbers=False)
-            self.numbers()
-            written = [name for name in before.moved(self._now()) if name in self.read]
+        written = self.written_by_a_call()
         if written:
             raise InputError(
                 f"a call of the model or the loss writes into {written[0]}, and the device that "

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigbrain_fx.bundles.callers.aliases import Aliases
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.callers.watching import WATCHING, plain_modules
 from bigbrain_fx.bundles.compile import Split
@@ -61,6 +62,7 @@ class DeviceSteps:
         begun: the bundle.
         module: the caller's own, which gets the weights of the devices.
         optimizer: likewise.
+        aliases: memory of its weights that the loop holds itself.
     """
 
     made: Split | None
@@ -70,10 +72,12 @@ class DeviceSteps:
         begun: Begun,
         module: nn.Module,
         optimizer: CallersOptimizer | None = None,
+        aliases: Aliases | None = None,
     ) -> None:
         from bigbrain_fx.bundles.callers.module import CallersModule
 
         self.module, self._optimizer = module, optimizer
+        self._aliases = aliases or Aliases(module)
         self._caller = CallersModule(module, self.refresh)
         self._names = list(module.state_dict())
         self._count = 0  # how often it was split again
@@ -100,6 +104,7 @@ class DeviceSteps:
         except BaseException:
             self._run.end()
             raise
+        self._aliases.enter()
 
     def _begin_again(self, batch: object) -> bool:
         """Go on with a trace of module and batches as they are now; tell whether there is one."""
@@ -204,7 +209,8 @@ class DeviceSteps:
         Raises:
             InputError: this plan's devices cannot take it.
         """
-        names = self._constants.module.written(is_read=self._caller.is_read)
+        is_read = self._caller.is_read or self._aliases.are_there()
+        names = self._constants.module.written(is_read=is_read)
         self._caller.is_read = False
         if not names:
             return {}
@@ -255,7 +261,10 @@ class DeviceSteps:
 
     def loss(self, step: int) -> float:
         """Wait for the loss of a step."""
-        return self._run.loss(step)
+        found = self._run.loss(step)
+        if self._aliases.are_there():
+            self.refresh()
+        return found
 
     def require_open(self) -> None:
         """Raise what has ended the run, if it has ended."""
@@ -423,6 +432,7 @@ class DeviceSteps:
     def end(self) -> None:
         """End the processes, and let the caller's module and optimizer be."""
         self._leave()
+        self._aliases.leave()
         self._run.end()
 
     @contextmanager

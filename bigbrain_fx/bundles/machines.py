@@ -17,11 +17,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bigbrain_fx.bundles.callers.aliases import Aliases
 from bigbrain_fx.bundles.callers.constants import Constants
 from bigbrain_fx.bundles.callers.optimizer import CallersOptimizer
 from bigbrain_fx.bundles.callers.parts import PartsWatch
 from bigbrain_fx.bundles.callers.reading_ahead import first_batches
-from bigbrain_fx.bundles.callers.watching import plain_modules
+from bigbrain_fx.bundles.callers.watching import WATCHING, plain_modules, require_own_weights
 from bigbrain_fx.bundles.compile import Split, split
 from bigbrain_fx.bundles.device_steps import DeviceSteps
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
@@ -34,7 +35,7 @@ from bigbrain_fx.bundles.session_run import Again, Begun
 from bigbrain_fx.bundles.sessions import Session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.plan import Options, Plan, Source
 from bigbrain_fx.supervisor import warn
 from bigbrain_fx.weights import Scratch
@@ -101,11 +102,14 @@ class Machine(Shown):
         wanted = Wanted(self.cluster, model, example_batch, loss, chosen, how, known, callers)
         way = OwnWay(model, example_batch, loss, known, chosen)
         own = way if out is None and how.commits is None else None
+        others, aliases = list(WATCHING), Aliases(model)
         with started_first(self.cluster.devices):
             with ExitStack() as stack:
                 stack.enter_context(plain_modules())
                 given = stack.enter_context(way.as_given())
                 try:
+                    with about_code():
+                        require_own_weights(model, others)
                     begun = wanted.begun(out, rehearse=rehearse)
                 except BigBrainError as refusal:
                     if own is None:
@@ -113,7 +117,7 @@ class Machine(Shown):
                     return Session(own.instead_of(refusal, given), model, None)
             if callers is not None and callers.has_state and not how.resume:
                 begun = replace(begun, options=_going_on(begun.made, model, callers, how))
-            steps = DeviceSteps(begun, model, callers)
+            steps = DeviceSteps(begun, model, callers, aliases)
         return Session(steps, model, own)
 
     def train(

@@ -243,7 +243,7 @@ class DeviceSteps:
         return found
 
     def _tensors(self, batch: object) -> dict[str, Tensor]:
-        batch = self._constants.required(batch)
+        batch = self._constants.required(batch, self.refresh)
         return {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
 
     def _of_part(self, part: object) -> dict[str, Tensor]:

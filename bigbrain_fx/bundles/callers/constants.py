@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -91,8 +91,10 @@ class Constants:
                 stacklevel=5,
             )
 
-    def required(self, batch: object) -> object:
+    def required(self, batch: object, refresh: Callable[[], None] = lambda: None) -> object:
         """Return a batch as the trace has it: with tensors in the place of numbers that change.
+
+        `refresh` gives the module the weights of now, with which a change of it is tried.
 
         Raises:
             InputError: it has other numbers or texts, or the module is another, where that counts;
@@ -100,8 +102,8 @@ class Constants:
         """
         from bigbrain_fx.frontend import with_numbers
 
-        self.module.require()
         own = with_numbers(batch, self.numbers)
+        self.module.require(own, refresh)
         if self.parts is not None:
             self.parts.look_at(own)
         self.batches.require(own)

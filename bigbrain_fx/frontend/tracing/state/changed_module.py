@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 
 import torch
@@ -25,7 +25,8 @@ from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-TRIED = 16  # changes of a value that are tried, each by two plain steps
+TRIED = 16  # changes of a value that are tried, and batches with it, each by two plain steps
+_NUDGE = 0.01  # of a weight's norm, while that is tried
 
 
 class Copied:
@@ -55,6 +56,7 @@ class Copied:
         self.read = read_names(model, loss)
         self.sent = self._sent(held, inputs)
         self.tried: Counter[str] = Counter()  # how often each has changed
+        self.stayed: Counter[str] = Counter()  # for how many batches since
         self.let_be: dict[str, object] = {}  # the last value of those, which counted nothing
         self.changed: list[str] = []  # what was refused last
         self.weights: dict[str, object] = {}
@@ -198,8 +200,14 @@ class Copied:
                 "counts nothing in eval()",
             )
 
-    def require(self) -> None:
+    def require(self, batch: object = None, refresh: Callable[[], None] = lambda: None) -> None:
         """Refuse to go on where the module has changed: frozen, with another dropout rate.
+
+        What counts nothing on a batch may count on a later one, as the weight of a class does.
+
+        Args:
+            batch: the next one, for which a change has to count; None: the example.
+            refresh: gives the module the weights of now, with which it is tried.
 
         Raises:
             InputError: names the change.
@@ -210,16 +218,25 @@ class Copied:
         if lost:
             raise self._refused(lost, now)
         moved = [n for n in self.before.moved(now) if n in self.read or _is_within(n, now)]
-        new = [name for name in moved if self.let_be.get(name) != now.marks.get(name)]
-        self.tried.update(new)
-        self.let_be.update((name, now.marks.get(name)) for name in new)
-        due = [name for name in new if is_due(self.tried[name])]
-        if due and self._counts(due):
+        due = [name for name in moved if self._is_due(name, now.marks.get(name))]
+        if not due:
+            return
+        refresh()
+        if self._counts(due, batch):
             self.changed = due
             for name in due:  # it counts until it is undone
                 del self.let_be[name]
                 self.tried[name] -= 1
             raise self._refused(due, now)
+
+    def _is_due(self, name: str, mark: object) -> bool:
+        """Whether another value is tried: few changes of one, and few batches with each."""
+        if self.let_be.get(name) == mark:
+            self.stayed[name] += 1
+            return is_due(self.stayed[name])
+        self.tried[name] += 1
+        self.stayed[name], self.let_be[name] = 0, mark
+        return is_due(self.tried[name])
 
     def _refused(self, moved: list[str], now: Attributes) -> InputError:
         name = next((n for n in moved if n in self.read), moved[0])
@@ -281,22 +298,38 @@ class Copied:
             return as_input(value, self.model)
         return value if isinstance(value, Tensor) else None
 
-    def _counts(self, moved: list[str]) -> bool:
+    def _counts(self, moved: list[str], batch: object) -> bool:
         now = self._now()
         if any(n.endswith(".requires_grad") or now.is_part(n) for n in moved):
             return True
         if any(n in self.read and isinstance(self.read[n].read(), Tensor) for n in moved):
             return True  # as a teacher's weights, which nothing puts back
         try:
-            found, sent = self.numbers(), {n: self.read[n].read() for n in self.sent}
+            sent = {n: self.read[n].read() for n in self.sent}
+            found = self._elsewhere(batch)
             self.before.put_back()
             for name, value in sent.items():  # they may be globals of a file that was put back
                 self.read[name].write(value)
-            return not alike(self.numbers(), found)
+            return not alike(self._elsewhere(batch), found)
         except Exception:  # the caller's own code, which fails since
             return True
         finally:
             now.put_back()
+
+    def _elsewhere(self, batch: object) -> Numbers:
+        """Compute with other weights: a pull to those of now counts nothing where it begins."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        kept, dice = [p.detach().clone() for p in trained], torch.Generator().manual_seed(0)
+        try:
+            with torch.no_grad():
+                for parameter, own in zip(trained, kept, strict=True):
+                    noise = torch.randn(own.shape, generator=dice).to(own)
+                    parameter.add_(noise * (_NUDGE * (own.abs().mean() + _NUDGE)))
+            return self.numbers(batch)
+        finally:
+            with torch.no_grad():
+                for parameter, own in zip(trained, kept, strict=True):
+                    parameter.copy_(own)
 
 
 def _changed(name: str, before: str, after: str) -> InputError:
@@ -330,10 +363,31 @@ def _is_within(name: str, now: Attributes) -> bool:
 
 def _numbers(
     model: nn.Module, example: object, loss: Loss | None, autocast: str | None
-) -> tuple[Step, Callable[[], Numbers]]:
-    """Return a step, and what computes the example's results, gradients and buffers with it."""
+) -> tuple[Step, Callable[..., Numbers]]:
+    """Return a step, and what computes results, gradients and buffers with it.
+
+    Of a batch, where it is like the example; else of the example.
+    """
     taken = take_apart(example)
     step = Step(model, loss, taken, route(model, example, loss is not None))
     plain = Plain(step, model, autocast)
-    tensors, buffers = list(taken.sized(taken.rows).values()), dict(model.named_buffers()).keys()
-    return step, lambda: plain.left(tensors, 0, buffers)
+    usual, buffers = taken.sized(taken.rows), dict(model.named_buffers()).keys()
+
+    def numbers(batch: object = None) -> Numbers:
+        return plain.left(list(_sized(batch, usual).values()), 0, buffers)
+
+    return step, numbers
+
+
+def _sized(batch: object, usual: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of a batch by name; the usual ones where it has others."""
+    with suppress(InputError):
+        taken = take_apart(batch)
+        found = taken.sized(taken.rows)
+        if _shapes(found) == _shapes(usual):
+            return found
+    return usual
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> list[object]:
+    return [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.entry_trial import NOTHING, Trial, trial_of
-from bigbrain_fx.frontend.plain_entries import PLAIN, changes_of
+from bigbrain_fx.frontend.plain_entries import PLAIN, changes_of, goes_by
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes, Marks
 from bigbrain_fx.frontend.tracing.state.changed_module import is_due
 from bigbrain_fx.frontend.tracing.step import Loss
@@ -40,6 +40,7 @@ class LaterBatches:
         self._about = model, example, loss, autocast
         self._let_be: dict[Key, Marks] = {}  # the last value of those, which counted nothing
         self._tried: Counter[Key] = Counter()  # how often each has changed
+        self._going: dict[Key, bool] = {}  # numbers: whether any other would count
 
     def require(self, batch: object) -> None:
         """Refuse a batch in which a change counts.
@@ -54,15 +55,27 @@ class LaterBatches:
         }
         due = {key: value for key, (_, value, _) in new.items() if is_due(self._tried[key] + 1)}
         trial = self._trial() if due else None
-        if trial is not None and trial.reads(due):
-            key = next((key for key in due if trial.reads({key: due[key]})), next(iter(due)))
-            raise _refused(key, *new[key][:2])
+        if trial is not None:
+            if trial.reads(due):
+                key = next((key for key in due if trial.reads({key: due[key]})), next(iter(due)))
+                raise _refused(key, *new[key][:2])
+            for key in due:
+                if self._goes_by(trial, key, new[key][0]):
+                    raise _refused(key, *new[key][:2])
         self._tried.update(new.keys())
         self._let_be |= {key: mark for key, (_, _, mark) in new.items()}
 
     def _trial(self) -> Trial:
         quick = trial_of(*self._about)
         return quick if quick.runs else Trial(*self._about)
+
+    def _goes_by(self, trial: Trial, key: Key, before: object) -> bool:
+        """Whether another number than this one counts: a threshold may, with other weights."""
+        if not isinstance(before, int | float):
+            return False
+        if key not in self._going:
+            self._going[key] = goes_by(trial, key, before)
+        return self._going[key]
 
 
 def require_steady(

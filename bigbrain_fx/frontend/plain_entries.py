@@ -145,7 +145,8 @@ def changing_numbers(file: ModelFile, seed: int) -> Types:
     types: dict[Key, str] = {}
     for name, text in found.items():
         key, values = tuple(json.loads(name)), json.loads(text)
-        if any(trial.reads({key: value}) for value in values[1:]):
+        reads = any(trial.reads({key: value}) for value in values[1:])
+        if reads or goes_by(trial, key, values[0]):  # it may count later, as a threshold does
             fits = (dtype for dtype in _types(values) if _is_tensor(trial, key, values, dtype))
             dtype = next(fits, None)
             types |= {} if dtype is None else {key: dtype}
@@ -237,7 +238,7 @@ def fixed_entries(
         return ()
     trial = trial_of(model, example, loss, autocast)
     if trial.runs:
-        counts = partial(_goes_by, trial, unread=_unread_texts(trial, found))
+        counts = partial(goes_by, trial, unread=_unread_texts(trial, found))
         return tuple((k, _kept(k, v)) for k, v in found if counts(k, v))
     if not isinstance(trial, FakeTrial):
         return ()  # `trace` says what is wrong with the example
@@ -279,7 +280,7 @@ def _kept(key: Key, value: object) -> PlainValue:
     )
 
 
-def _goes_by(trial: Trial, key: Key, value: object, unread: Container[Key] = ()) -> bool:
+def goes_by(trial: Trial, key: Key, value: object, unread: Container[Key] = ()) -> bool:
     """Whether the model computes something else, or fails, with another value there."""
     if key in unread:
         return False

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles.callers.constants import Constants
+from bigbrain_fx.frontend import ModelFile
+from bigbrain_fx.frontend.plain_entries import changing_numbers
 from bigbrain_fx.frontend.tracing.state.changed_module import TRIED
 from tests.support.messages import refused
 
@@ -104,3 +107,51 @@ def test_a_batch_unlike_the_example_leaves_the_trial_to_that(rows: int) -> None:
     scale[0] = 2.0
     with refused("BX2152b", bb.InputError):
         constants.required({name: tensor[:rows] for name, tensor in batch_of(0, 1).items()})
+
+
+def test_another_function_for_the_rest_of_the_training_counts() -> None:
+    def focal(output: Tensor, labels: Tensor) -> Tensor:
+        each = nn.functional.cross_entropy(output, labels, reduction="none")
+        return ((1 - (-each).exp()) ** 2 * each).mean()
+
+    kind: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        return kind(output, batch["y"])
+
+    constants = constants_of(loss, nn.Linear(4, 4))
+    constants.required(batch_of(0, 1))
+    kind = focal
+    with refused("BX2152b", bb.InputError):
+        constants.required(batch_of(0, 1))
+
+
+def test_a_threshold_in_the_batch_counts_before_anything_passes_it() -> None:
+    def loss(output: Tensor, batch: dict[str, object]) -> Tensor:
+        assert isinstance(batch["epoch"], int)
+        return output.mean() + ((output > batch["tau"]) * output).mean()  # type: ignore[operator]
+
+    first = {"input": torch.ones(8, 4), "tau": 100.0, "epoch": 0}
+    constants = Constants(nn.Linear(4, 4), first, loss, None)
+    constants.required(first | {"epoch": 1})
+    with refused("BX2164", bb.InputError):
+        constants.required(first | {"tau": 90.0})
+
+
+def test_a_changing_threshold_of_the_first_batches_is_an_input(tmp_path: Path) -> None:
+    """Nothing passes it at the first weights, and a trace that kept it would never see another."""
+    rates = (100.0, 90.0, 80.0)
+
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return output.mean() + ((output > batch["tau"]) * output).mean()
+
+    drawn = [{"input": torch.ones(8, 4), "tau": tau, "step": n} for n, tau in enumerate(rates)]
+    file = ModelFile(
+        tmp_path / "model.py",
+        "model",
+        nn.Linear(4, 4),
+        drawn[0],
+        loss=loss,
+        batches=lambda _seed: iter(drawn),
+    )
+    assert changing_numbers(file, 0) == {("tau",): "float32"}

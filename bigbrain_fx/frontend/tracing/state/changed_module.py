@@ -20,7 +20,7 @@ from bigbrain_fx.frontend.tracing.state.number_inputs import (
     is_number,
     standing_in,
 )
-from bigbrain_fx.frontend.tracing.state.read_names import read_names
+from bigbrain_fx.frontend.tracing.state.read_names import read_functions, read_names
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
 
@@ -53,7 +53,7 @@ class Copied:
         self.model = model
         self.loss = loss
         self.step, self.numbers = _numbers(model, example, loss, autocast)
-        self.read = read_names(model, loss)
+        self.read, self.functions = read_names(model, loss), read_functions(model, loss)
         self.sent = self._sent(held, inputs)
         self.tried: Counter[str] = Counter()  # how often each has changed
         self.stayed: Counter[str] = Counter()  # for how many batches since
@@ -169,6 +169,8 @@ class Copied:
                 found.marks[name] = {"": place.form()}
             elif name not in self.sent:
                 found.look_at(name, place.read(), place.write)
+        for name, place in self.functions.items():
+            found.look_at(name, place.read(), place.write)
         return found
 
     def renew(self, names: Collection[str]) -> None:
@@ -217,7 +219,8 @@ class Copied:
         lost = [name for name in self.sent if self._value(name) is None]
         if lost:
             raise self._refused(lost, now)
-        moved = [n for n in self.before.moved(now) if n in self.read or _is_within(n, now)]
+        read = self.read.keys() | self.functions.keys()
+        moved = [n for n in self.before.moved(now) if n in read or _is_within(n, now)]
         due = [name for name in moved if self._is_due(name, now.marks.get(name))]
         if not due:
             return
@@ -240,10 +243,11 @@ class Copied:
 
     def _refused(self, moved: list[str], now: Attributes) -> InputError:
         name = next((n for n in moved if n in self.read), moved[0])
+        places = self.read | self.functions
         before, after = self.before.said(name), now.said(name)
         if not name.startswith("`"):
             return _changed(name, before, after)
-        if isinstance(self.read[name].read(), nn.Parameter):
+        if isinstance(places[name].read(), nn.Parameter):
             remedy = (
                 "make it a part of the model: forward writes it under torch.no_grad(), and "
                 "returns what the loss needs of it"

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -79,11 +79,20 @@ def read_names(model: nn.Module, loss: object) -> dict[str, Place]:
         model: functions of its classes are followed, where those are the user's own.
         loss: a function, a method, a partial, a module or an object that is called; None without.
     """
+    return _read(model, loss).places
+
+
+def read_functions(model: nn.Module, loss: object) -> dict[str, Place]:
+    """Return the functions that they read and call, likewise: a criterion of two phases."""
+    return _read(model, loss).functions
+
+
+def _read(model: nn.Module, loss: object) -> _Reading:
     found = _Reading(model)
     if loss is not None:
         found.add(getattr(loss, "__name__", type(loss).__name__), loss, loss, is_given=True)
     found.follow()
-    return found.places
+    return found
 
 
 def places_of(model: nn.Module, loss: object) -> list[Place]:
@@ -112,6 +121,7 @@ class _Reading:
 
     def __init__(self, model: nn.Module) -> None:
         self.places: dict[str, Place] = {}
+        self.functions: dict[str, Place] = {}
         self._names = {*_CALLED}  # that followed functions look up
         self._codes: set[CodeType] = set()
         self._seen = {id(part) for part in model.modules()}
@@ -186,6 +196,8 @@ class _Reading:
         self.add(name, value, place if has_places else value)
         if not isinstance(value, _NO_VALUE):
             self.places.setdefault(f"`{name}`", replace(place, is_container=has_places))
+        elif isinstance(value, FunctionType | MethodType | BuiltinFunctionType):
+            self.functions.setdefault(f"`{name}`", place)
 
     def _add_function(self, function: FunctionType, *, is_given: bool = False) -> None:
         code = function.__code__

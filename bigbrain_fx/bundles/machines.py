@@ -146,7 +146,8 @@ class Machine(Shown):
             how: as in `__call__`.
 
         Raises:
-            BigBrainError: as `__call__`; or the run has failed. The model is as it was then.
+            BigBrainError: as `__call__`; or the run has failed. The model has the weights of when
+                they were last read then.
         """
         if epochs > 1 and isinstance(data, Iterator):  # `iter` would draw from a loader's generator
             raise InputError(

@@ -20,7 +20,7 @@ from bigbrain_fx.bundles.device_steps import DeviceSteps
 from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.own_steps import OwnSteps, OwnWay
 from bigbrain_fx.core import Shown
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Explanation, Plan, explain
 from bigbrain_fx.supervisor import Event, warn
 
@@ -41,7 +41,7 @@ class Session(Shown):
 
     Attributes:
         module: the caller's own. It has the weights after the last step when it is called, when its
-            `state_dict` is read, and after a `with` block that ends well.
+            `state_dict` is read, and after a `with` block, also one that an exception ends.
     """
 
     def __init__(
@@ -218,8 +218,11 @@ class Session(Shown):
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
             self.close()
-        else:
-            self._end()
+            return
+        try:  # as a plain loop leaves them: Ctrl-C, an early end by an exception
+            self.close()
+        except BigBrainError as error:
+            warn(f"WARNING: your model has the weights of an earlier step: {error.what}")
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()

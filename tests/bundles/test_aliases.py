@@ -1,9 +1,9 @@
-"""A loop that holds memory of its model's weights, or trains them in two sessions, is as plain."""
+"""The model's weights are as in plain PyTorch where a loop holds, shares or leaves them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +156,26 @@ def test_what_module_and_optimizer_hold_is_no_alias() -> None:
         assert aliases.are_there()
     del held
     assert aliases.are_there()  # for good: what it has written counts, too
+
+
+def stopped(step: Step, error: type[BaseException]) -> None:
+    for number, batch in enumerate(batches()):
+        if number == STEPS - 1:
+            raise error("enough")
+        step(batch)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_weights_come_home_where_an_exception_ends_the_loop(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    """Ctrl-C in a notebook, and then `torch.save(model.state_dict())`."""
+    torch.manual_seed(0)
+    model, plain = Net(), Net()
+    plain.load_state_dict(model.state_dict())
+    about: Any = {"example_batch": next(batches()), "options": WHOLE, "rehearse": False}
+    session = bb.machine(write_cluster(tmp_path))(model, loss=loss, optimizer=sgd(model), **about)
+    for step, block in ((session.step, session), (plain_step(plain), nullcontext())):
+        with pytest.raises(error, match="enough"), block:
+            stopped(step, error)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles.callers.constants import Constants
@@ -155,3 +156,13 @@ def test_a_changing_threshold_of_the_first_batches_is_an_input(tmp_path: Path) -
         batches=lambda _seed: iter(drawn),
     )
     assert changing_numbers(file, 0) == {("tau",): "float32"}
+
+
+def test_a_parameter_that_is_replaced_counts() -> None:
+    """As torch.nn.utils.prune does it: it has another name, and a mask beside it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    constants = constants_of(lambda output, _: output.square().mean(), model)
+    constants.required(batch_of(0, 1))
+    prune.l1_unstructured(model[1], "weight", 0.5)
+    with refused("BX2152", bb.InputError):
+        constants.required(batch_of(0, 1))

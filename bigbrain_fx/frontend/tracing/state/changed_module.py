@@ -234,7 +234,7 @@ class Copied:
 
     def _is_due(self, name: str, mark: object) -> bool:
         """Whether another value is tried: few changes of one, and few batches with each."""
-        if self.let_be.get(name) == mark:
+        if name in self.let_be and self.let_be[name] == mark:
             self.stayed[name] += 1
             return is_due(self.stayed[name])
         self.tried[name] += 1

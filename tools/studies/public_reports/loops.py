@@ -51,6 +51,13 @@ class Plain:
         self.optimizer.step()
         return value.item()
 
+    @classmethod
+    def train(cls, net: nn.Module, loader: Any, on_step: Any = None, **about: Any) -> None:
+        """Train on what a loader gives."""
+        step = cls(net, about["loss"], about["optimizer"], None).step
+        for number, batch in enumerate(loader):
+            on_step(number, step(batch))
+
 
 class MLP(nn.Sequential):
     """Three layers, whose input has a name."""
@@ -263,12 +270,24 @@ def centres_of_their_own(make: Any) -> Outcome:
     return found, {**net.state_dict(), "centres": centres.detach()}
 
 
+class Sessions:
+    """A session, or a training, of two devices."""
+
+    def __init__(self, options: bb.Options) -> None:
+        self.options, self.machine = options, bb.machine(cluster(2))
+
+    def __call__(self, net: nn.Module, loss: Any, optimizer: Any, example: object) -> Any:
+        """Begin a session."""
+        about = {"loss": loss, "optimizer": optimizer, "options": self.options}
+        return self.machine(net, example_batch=example, **about)
+
+    def train(self, net: nn.Module, loader: Any, **about: Any) -> None:
+        """Train on what a loader gives."""
+        self.machine.train(net, loader, options=self.options, **about)
+
+
 def tried(function: Callable[[Any], Outcome], count: int | None) -> str:
     """Run a loop both ways; say how far apart they are, and what was said."""
-
-    def session(net: nn.Module, loss: Any, optimizer: Any, example: object) -> Any:
-        about = {"loss": loss, "optimizer": optimizer, "options": bb.Options(micro_batches=count)}
-        return bb.machine(cluster(2))(net, example_batch=example, **about)
 
     torch.manual_seed(0)
     losses, tensors = function(Plain)
@@ -276,7 +295,7 @@ def tried(function: Callable[[Any], Outcome], count: int | None) -> str:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", bb.SplitWarning)
         try:
-            ours, state = function(session)
+            ours, state = function(Sessions(bb.Options(micro_batches=count)))
         except bb.BigBrainError as error:
             return f"refused: {error.code} {error.what}"
     off = max(abs(a - b) / abs(b) for a, b in zip(ours, losses, strict=True))
@@ -285,8 +304,17 @@ def tried(function: Callable[[Any], Outcome], count: int | None) -> str:
     return f"loss {off:.0e}, weights {most:.0e} | {said}"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the loops, or those named."""
+    from tools.studies.public_reports import late_loops, loops
+
+    assert late_loops.loop is loops.loop  # it notes its loops there
     torch.set_num_threads(1)
-    for each in LOOPS:
+    for each in loops.LOOPS:
         for number in (None, 2) if each.__name__ in (sys.argv[1:] or each.__name__) else ():
-            print(f"{each.__name__:24} {number or 'default':7} {tried(each, number)}", flush=True)
+            said = loops.tried(each, number)
+            print(f"{each.__name__:24} {number or 'default':7} {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

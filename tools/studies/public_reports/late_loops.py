@@ -7,7 +7,6 @@ Each trained something else in silence when it was written: see the README.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -117,10 +116,10 @@ def shared_trunk(make: Any) -> Outcome:
     nets = [MLP(), MLP()]
     for net in nets:
         net[0] = trunk
-    make_one = partial(make, loss=ce, example=data()[0])
+    first = data()[0]
     with (
-        make_one(nets[0], optimizer=sgd(nets[0])) as one,
-        make_one(nets[1], optimizer=sgd(nets[1])) as other,
+        make(nets[0], ce, sgd(nets[0]), first) as one,
+        make(nets[1], ce, sgd(nets[1]), first) as other,
     ):
         found.extend((other if n % 2 else one).step(batch) for n, batch in enumerate(data()))
     return found, {f"{n}.{k}": t for n, net in enumerate(nets) for k, t in net.state_dict().items()}

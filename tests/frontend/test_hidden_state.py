@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing import check
+from bigbrain_fx.frontend.tracing.state import hidden_state
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
 from bigbrain_fx.frontend.tracing.state.counters import decision, numbers_of
 from tests.support.captured import assert_same
@@ -141,6 +142,47 @@ def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(in_
 @pytest.mark.parametrize("before", [0, 1])
 def test_effects_of_every_nth_call_are_met(period: int, before: int) -> None:
     assert Counting(lambda now: float((now + before) % period == 0)).decided() is not None
+
+
+# --------------------------------------------------------------------------- of a large model
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model is run without numbers."""
+    monkeypatch.setattr(hidden_state, "is_costly", lambda *_: True)
+
+
+def warming(net: Net, h: Tensor) -> Tensor:
+    return h * (0.1 if net.count() <= 1_000 else 1.0)
+
+
+def at_every_hundredth(net: Net, h: Tensor) -> Tensor:
+    return h.detach() if net.count() % 100 == 0 else h
+
+
+def logging(net: Net, h: Tensor) -> Tensor:
+    if net.count() % 100 == 0:
+        net.table.append(float(h.mean()))
+    return h
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("middle", [warming, at_every_hundredth])
+def test_a_counter_of_a_large_model_is_refused_where_it_decides(middle: Middle) -> None:
+    model = Net(middle)
+    with pytest.raises(CaptureError) as caught:
+        capture(model, batch())
+    assert caught.value.family == "BX0160"
+    assert model.calls == 0
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("middle", [at_first_use, for_a_look, logging])
+def test_attributes_of_a_large_model_without_effect_are_left_alone(middle: Middle) -> None:
+    model = Net(middle)
+    assert capture(model, batch()).graph.static_batch is None
+    assert (model.calls, model.table) == (0, [0.0])
 
 
 # --------------------------------------------------------------------------- .data

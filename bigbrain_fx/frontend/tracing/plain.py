@@ -261,16 +261,16 @@ def _mixed(tensor: Tensor, picked: Tensor, dice: torch.Generator) -> Tensor:
     return noise * tensor.float().std().nan_to_num().to(rows.dtype) + tensor.mean()
 
 
-def alike(first: Numbers, second: Numbers) -> bool:
-    """Whether two runs gave the same numbers, but for rounding."""
+def alike(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two runs gave the same numbers, but for rounding; or made the same calls."""
     return len(first) == len(second) and all(map(_same, first, second))
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape or one.is_sparse:
-        return (
-            same_numbers(one, other) if one is None or other is None else one.shape == other.shape
-        )
+def _same(one: object, other: object) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return one == other if isinstance(one, tuple) else same_numbers(one, other)
+    if one.shape != other.shape or one.is_sparse:
+        return one.shape == other.shape
     return same_numbers(one, other) or torch.allclose(one, other, 1e-5, 1e-7, equal_nan=True)
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from bigbrain_fx.frontend.tracing.plain import Numbers, alike
+from bigbrain_fx.frontend.tracing.plain import alike
 from bigbrain_fx.frontend.tracing.state.attributes import file_of, items, owners
 from bigbrain_fx.frontend.translation.sources import is_own
 
@@ -61,7 +62,7 @@ class Decision:
     runs: int
 
 
-def decision(run: Callable[[], Numbers], look: Callable[[], Look]) -> Decision | None:
+def decision(run: Callable[[], Sequence[object]], look: Callable[[], Look]) -> Decision | None:
     """Run a few times, then move the counters on; return the one that decides, or None.
 
     Args:
@@ -92,7 +93,7 @@ def moves() -> Iterator[Move]:
     yield _ROUND, partial(Counter.near, mark=_ROUND), 4  # one meets the mark, or the one after
 
 
-def _same(run: Callable[[], Numbers], first: Numbers, times: int) -> bool:
+def _same(run: Callable[[], Sequence[object]], first: Sequence[object], times: int) -> bool:
     try:
         return all(alike(first, run()) for _ in range(times))
     except Exception:
@@ -100,8 +101,8 @@ def _same(run: Callable[[], Numbers], first: Numbers, times: int) -> bool:
 
 
 def _which(
-    run: Callable[[], Numbers],
-    first: Numbers,
+    run: Callable[[], Sequence[object]],
+    first: Sequence[object],
     counters: Sequence[Counter],
     look: Callable[[], Look],
     change: Callable[[Counter], Reading],
@@ -156,6 +157,7 @@ def numbers_in(holder: object, leaving: Sequence[str] = ()) -> Look:
 def _add(found: Look, name: str, held: Held, value: Any, depth: int) -> None:  # noqa: ANN401
     if isinstance(value, Tensor):
         plain = value.layout is torch.strided and value.device.type == "cpu"
+        plain = plain and not isinstance(value, FakeTensor)
         if plain and value.numel() <= _FEW and not (value.requires_grad or value.is_complex()):
             found[name] = held, tuple(value.detach().reshape(-1).tolist())
     elif _is_number(value):

@@ -26,6 +26,7 @@ from bigbrain_fx.errors import BigBrainError, CaptureError, from_fields
 from bigbrain_fx.frontend.forked import apart
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
+from bigbrain_fx.frontend.tracing.dataflow import FakePlain
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, Attributes
 from bigbrain_fx.frontend.tracing.state.counters import Decision, decision, numbers_of
@@ -78,10 +79,12 @@ def modules_with_state(
             than such modules is a cause.
     """
     example = list(batch.sized(batch.rows).values())
-    if is_costly(model, example):
-        return None
     step = Step(model, loss, batch, how)
     step.watch.keeps = True
+    if is_costly(model, example):
+        names = tuple(entry.name for entry in batch.entries)
+        _require_no_counter(step, FakePlain(step, model, autocast, names, loss), example)
+        return None
     plain = Plain(step, model, autocast)
     if _leaves_nothing(step, plain, example):
         return ()
@@ -93,6 +96,32 @@ def modules_with_state(
     if not paths or not (opaque is None or all(is_within(path, opaque) for path in paths)):
         raise from_fields(json.loads(found["error"]))
     return paths
+
+
+def _require_no_counter(step: Step, plain: FakePlain, example: Sequence[Tensor]) -> None:
+    """Refuse counters by which a large model goes later; what acts at once a rehearsal shows.
+
+    Raises:
+        CaptureError: with other counts it calls other ops.
+    """
+    if not _leaves_nothing(step, plain, example):
+        found = apart(partial(_goes_by_a_counter, step, plain, example)) or {}
+        if "error" in found:
+            raise from_fields(json.loads(found["error"]))
+
+
+def _goes_by_a_counter(
+    step: Step, plain: FakePlain, example: Sequence[Tensor]
+) -> Mapping[str, str]:
+    """Return the refusal as "error"; it runs in a fork. The first run leaves what it caches."""
+    with suppress(Exception):  # the user's own code, which may read numbers
+        plain.left(example, 0)
+        plain.known.clear()
+        run = partial(plain.left, example, 0)
+        found = decision(run, partial(numbers_of, step.model, step.own_loss))
+        if found is not None and found.runs:
+            return {"error": json.dumps(_refusal(step, plain, example, found).fields)}
+    return {}
 
 
 def _in_modules(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str] | None:

@@ -41,7 +41,7 @@ class Session(Shown):
 
     Attributes:
         module: the caller's own. It has the weights after the last step when it is called, when its
-            `state_dict` is read, and after a `with` block, also one that an exception ends.
+            `state_dict` is read, and after a `with` block. An exception may end that.
     """
 
     def __init__(

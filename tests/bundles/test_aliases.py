@@ -119,7 +119,7 @@ def test_held_memory_is_that_of_plain_pytorch(
 ) -> None:
     machine = bb.machine(write_cluster(tmp_path))
     said = (
-        r"opaque.*shares a\.weight.*BX3201"
+        r"opaque.*shares a\.weight.*BX3203"
         if loop is in_turn
         else r"the loop holds memory of [ab]\."
     )
@@ -138,7 +138,7 @@ def test_held_memory_is_that_of_plain_pytorch(
     assert all(map(torch.equal, weights, wanted))
 
 
-def test_what_module_and_optimizer_hold_is_no_alias() -> None:
+def test_tensors_that_module_and_optimizer_hold_are_no_aliases() -> None:
     """Tied weights, views of one another, gradients, an optimizer's state, a copy of the module."""
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LSTM(4, 4), nn.BatchNorm1d(4))
     model[1].weight = model[0].weight

@@ -1,7 +1,7 @@
 """The batches of a caller's data that are read before anything is planned, kept as they came.
 
-A plain loop reads a batch when its step begins. Data that go by what happens between two steps
-are read one at a time: those that ask the model, and those that the caller's `on_step` knows.
+A plain loop reads a batch when its step begins. Data may go by what happens between two steps.
+Those that ask the model, or that the caller's `on_step` knows, are read one at a time.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def require_own_weights(model: nn.Module, others: Iterable[Watching]) -> None:
             raise InputError(
                 f"the model shares {name} with the model of an open session, whose devices have "
                 "a copy of it",
-                code="BX3201",
+                code="BX3203",
                 help="train both in one session: a model that has both, and a loss that goes by "
                 "the batch",
             )

@@ -111,11 +111,10 @@ class Comparison:
         return rows - rows % count if rows >= count else (rows if rows >= 2 else 0)
 
     @property
-    def _is_steady(self) -> bool:
-        """Whether it is known of a large model that nothing draws."""
-        draws = any(op.random or op.target.startswith((LEAF, LOSS)) for op in self.graph.ops)
-        self.trainee.draws.is_on = draws or not self.enough_rows
-        return not self.trainee.draws.is_on
+    def _may_draw(self) -> bool:
+        """Whether a step may draw: of a large model its graph says so, and no run is made."""
+        drawing = (op.random or op.target.startswith((LEAF, LOSS)) for op in self.graph.ops)
+        return not self.enough_rows or any(drawing)
 
     def _is_too_long(self, rows: int) -> bool:
         work = work_of(self.graph, rows) * _RUNS
@@ -258,7 +257,8 @@ class Comparison:
         model, self.trainee.draws.rows = self.trainee.plain.model, rows
         few = micro_batches(self.batch, rows // count, 1)[0]  # the model may fail on fewer
         with training(model):
-            repeats = self._is_steady or self.trainee.repeats(few)
+            self.trainee.draws.is_on = self._may_draw
+            repeats = not self._may_draw or self.trainee.repeats(few)
             with _mode(model, (lambda _: True) if repeats else _is_batch_norm):
                 yield
 

@@ -24,6 +24,7 @@ from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
+from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
 
 _ROWS = "rows of the drawn results"  # an entry beside the user's: no graph has this name
 _MOST = 2**25  # elements that are drawn: a second
@@ -82,13 +83,27 @@ class LossTrainee(Trainee):
         rows = tensors[_ROWS].long()
         leaves = [each.tensor.requires_grad_() for each in self.drawn]
         own = {name: tensor for name, tensor in tensors.items() if name != _ROWS}
-        in_turn = getattr(self.plain.step, "in_turn", nullcontext)
-        with in_turn(), self.plain.seeded(list(own.values()), seed) as copies:
+        with self._running(list(own.values()), seed) as copies:
             given = dict(zip(own, copies, strict=True)) | self._results(rows)
             loss = _loss_of(self.captured, given)
             begin = torch.full_like(loss, share)
             gradients = torch.autograd.grad(loss, leaves, begin, allow_unused=True)
         return StepGradients(float(loss.detach()), list(gradients))
+
+    @contextmanager
+    def _running(self, tensors: list[Tensor], seed: int) -> Iterator[list[Tensor]]:
+        """Yield copies of a batch; where the user's Python runs, put back what it leaves.
+
+        Looking through all modules takes a second where there are thousands.
+        """
+        assert self.captured is not None
+        if not any(op.target.startswith((LEAF, LOSS)) for op in self.captured.graph.ops):
+            with torch.enable_grad():
+                yield [tensor.clone() for tensor in tensors]
+            return
+        in_turn = getattr(self.plain.step, "in_turn", nullcontext)
+        with in_turn(), self.plain.seeded(tensors, seed) as copies:
+            yield copies
 
     def _results(self, rows: Tensor) -> dict[str, Tensor]:
         return {e.value: e.part(rows, rows_first=self.rows_first) for e in self.drawn}
@@ -128,7 +143,7 @@ def losses_alone(
     alone = replace(captured, graph=graph, batch=own)
     for rows_first in (True, False):
         trainee = LossTrainee(plain, captured=alone, drawn=drawn, rows_first=rows_first)
-        yield Comparison(trainee, own, graph, weights), alone
+        yield Comparison(trainee, own, graph, weights, enough_rows=rows), alone
         if all(each.per_row == 1 for each in drawn):
             return
 

@@ -79,6 +79,8 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     later = spread(_later(training, batch))
     if _has_no_numbers(training.module):
         nothing = MicroBatchEffect(count, not_compared=_NO_NUMBERS)
+        if any(parameter.is_meta for parameter in training.module.parameters()):
+            return _unmeasured(nothing, captured)  # an estimate, which takes seconds
         about = training, captured, _comparison(training, captured)
         return _of_large(captured, nothing, _first_of_loss(*about, [batch, *later], count))
     comparison = replace(_comparison(training, captured), later=next(iter(later), None))

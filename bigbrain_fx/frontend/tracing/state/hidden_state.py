@@ -82,8 +82,9 @@ def modules_with_state(
     step = Step(model, loss, batch, how)
     step.watch.keeps = True
     if is_costly(model, example):
-        names = tuple(entry.name for entry in batch.entries)
-        _require_no_counter(step, FakePlain(step, model, autocast, names, loss), example)
+        if not any(parameter.is_meta for parameter in model.parameters()):  # of an estimate
+            names = tuple(entry.name for entry in batch.entries)
+            _require_no_counter(step, FakePlain(step, model, autocast, names, loss), example)
         return None
     plain = Plain(step, model, autocast)
     if _leaves_nothing(step, plain, example):

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,7 +156,10 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     with Scratch("store") as store:  # the planned ones may be on other machines
         offloads = any(getattr(device, "offload", ()) for device in bundle.BUNDLE.devices)
         told = replace(bundle.BUNDLE, store=store) if offloads else bundle.BUNDLE
-        devices = runtime.run_in_process(told, steps, seed, report, after_step, on_nan="ignore")
+        run = runtime.run_in_process
+        takes = "on_nan" in inspect.signature(run).parameters  # an older bundle goes on by itself
+        more = {"on_nan": "ignore"} if takes else {}
+        devices = run(told, steps, seed, report, after_step, **more)
     trace.losses.extend(losses[step] for step in sorted(losses))
     for device in devices.values():
         trace.take(trace.tensors, device.state())

@@ -50,8 +50,7 @@ def captured_in_memory(
 ) -> Iterator[FoundModel]:
     """Capture a module that this process has; inside, its weights can be written.
 
-    `is_rehearsed`: what is written of it can be trained beside the caller's own loop. A model far
-    larger than the `room` of all devices is refused before its capture.
+    `is_rehearsed`: it can be trained beside the caller's own loop. `room`: of all devices together.
 
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.

@@ -320,7 +320,9 @@ class CaptureService:
         if file.parts > 1:
             return effect_of_parts(file, further_batches(file, self.seed))
         draw = partial(further_batches, file, self.seed)
-        training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
+        training = Training(
+            file.model, file.loss, file.autocast, file.loss_weight, draw, from_shapes=self.meta
+        )
         return micro_batch_effect(training, self.captured, count)
 
     def read_batches(self, reading: object) -> None:

@@ -29,6 +29,7 @@ from bigbrain_fx.frontend.micro_batches.gradients import (
     difference,
     even,
     micro_batches,
+    unlike_rows,
 )
 from bigbrain_fx.frontend.tracing.check import work_of
 from bigbrain_fx.frontend.tracing.step import modes_kept
@@ -175,8 +176,9 @@ class Comparison:
                 yield replace(self, batch=self.later or self.batch)
 
     def cut(self, rows: int, count: int) -> list[Tensors]:
-        """Return the first rows of the batch, then their micro-batches."""
-        return [*micro_batches(self.batch, rows, 1), *micro_batches(self.batch, rows, count)]
+        """Return some rows of the batch, then their micro-batches."""
+        batch = unlike_rows(self.batch, rows)
+        return [*micro_batches(batch, rows, 1), *micro_batches(batch, rows, count)]
 
     def _judged(
         self, found: MicroBatchEffect, first: StepGradients, whole: Tensors, parts: list[Tensors]

@@ -219,6 +219,32 @@ def micro_batches(batch: Batch, rows: int, count: int) -> list[Tensors]:
     return [batch.part(sum(sizes[:m]), size) for m, size in enumerate(sizes)]
 
 
+def unlike_rows(batch: Batch, rows: int) -> Batch:
+    """Return so many rows of a batch, in its order: those with little and those with much padding.
+
+    Rows that count alike would hide that a mean weighs them. The commonest number of an entry is
+    taken for its padding. A batch with offsets stays as it is, and its first rows are used.
+    """
+    if rows >= batch.rows or any(entry.per_row for entry in batch.entries):
+        return batch
+    own = [entry.tensor for entry in batch.entries if entry.batched]
+    padding = sum((_padding(tensor) for tensor in own), torch.zeros(batch.rows))
+    places = torch.linspace(0, batch.rows - 1, rows).round().long()
+    chosen = padding.argsort(stable=True)[places].sort().values
+    entries = (
+        replace(entry, tensor=entry.tensor[chosen]) if entry.batched else entry
+        for entry in batch.entries
+    )
+    return replace(batch, entries=tuple(entries), rows=rows)
+
+
+def _padding(tensor: Tensor) -> Tensor:
+    """Return the share of each row that is the commonest number of a tensor; 0 for fractions."""
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return torch.zeros(len(tensor))
+    return (tensor == tensor.flatten().mode().values).float().flatten(1).mean(1)
+
+
 def even(count: int) -> list[float]:
     """Return equal weights of micro-batches."""
     return [1 / count] * count

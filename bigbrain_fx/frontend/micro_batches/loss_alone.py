@@ -19,7 +19,12 @@ from torch import Tensor
 
 from bigbrain_fx.core import Dim, Graph, Op, TensorSpec, size_of
 from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights
-from bigbrain_fx.frontend.micro_batches.gradients import StepGradients, Tensors, Trainee
+from bigbrain_fx.frontend.micro_batches.gradients import (
+    StepGradients,
+    Tensors,
+    Trainee,
+    unlike_rows,
+)
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
 from bigbrain_fx.frontend.tracing.plain import Plain
@@ -27,7 +32,8 @@ from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
 
 _ROWS = "rows of the drawn results"  # an entry beside the user's: no graph has this name
-_MOST = 2**25  # elements that are drawn: a second
+_MANY = 2**25  # elements that are drawn: a second
+_MOST = 2**28  # of two rows: a minute, and some 7 GiB
 _FEW = 2  # rows
 _NARROW = 4  # bytes: results of fewer are drawn as float32
 
@@ -189,8 +195,10 @@ def _can_be_drawn(op: Op) -> bool:
 def _rows(batch: Batch, sources: list[Op], count: int) -> int:
     """Return how many rows of the batch are compared, two at least; 0 where there are not."""
     rows = batch.rows if sources else 0
-    while rows > _FEW and sum(_elements(op, batch, rows) for op in sources) > _MOST:
+    while rows > _FEW and sum(_elements(op, batch, rows) for op in sources) > _MANY:
         rows //= 2
+    if sum(_elements(op, batch, rows) for op in sources) > _MOST:
+        return 0
     return rows - rows % count if rows >= count else rows if rows >= _FEW else 0
 
 
@@ -210,11 +218,11 @@ def _size(dim: Dim, rows: int, lengths: Mapping[str, int]) -> int:
 
 
 def _with_rows(batch: Batch, rows: int) -> Batch:
-    """Return the first rows of a batch, with an entry that says which rows a part has."""
+    """Return some rows of a batch, with an entry that says which rows a part has."""
     numbers = torch.arange(rows, dtype=torch.float64)
     entries = (
         replace(entry, tensor=entry.part(0, rows), of_all=rows if entry.of_all else 0)
-        for entry in batch.entries
+        for entry in unlike_rows(batch, rows).entries
     )
     own = Entry(_ROWS, (_ROWS,), numbers, batched=True, said=True)
     return replace(batch, entries=(*entries, own), rows=rows)

@@ -52,13 +52,23 @@ _NO_NUMBERS = "the model is built without weights here, and `split` of a model f
 
 @dataclass(frozen=True)
 class Training:
-    """How a captured model is trained, as far as one step goes."""
+    """How a captured model is trained, as far as one step goes.
+
+    Attributes:
+        module: the user's.
+        loss: as the user gave it.
+        autocast: dtype.
+        loss_weight: the user's count by which micro-batches weigh.
+        later: returns batches of the data, after the first.
+        from_shapes: whether an estimate asks, which takes seconds and runs nothing.
+    """
 
     module: nn.Module
     loss: Loss | None
     autocast: str | None
     loss_weight: Callable[[object], object] | None = None
-    later: Callable[[], Sequence[object]] = tuple  # batches of the data, after the first
+    later: Callable[[], Sequence[object]] = tuple
+    from_shapes: bool = False
 
 
 def micro_batch_effect(training: Training, captured: Captured, count: int) -> MicroBatchEffect:
@@ -76,11 +86,12 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     batch = captured.batch
     if count < 2 or batch.rows < 2 or captured.graph.loss is None:
         return MicroBatchEffect(count, batch.rows, is_equal=True)
+    nothing = MicroBatchEffect(count, not_compared=_NO_NUMBERS)
+    has_none = _has_no_numbers(training.module)
+    if has_none and training.from_shapes:
+        return _unmeasured(nothing, captured)
     later = spread(_later(training, batch))
-    if _has_no_numbers(training.module):
-        nothing = MicroBatchEffect(count, not_compared=_NO_NUMBERS)
-        if any(parameter.is_meta for parameter in training.module.parameters()):
-            return _unmeasured(nothing, captured)  # an estimate, which takes seconds
+    if has_none:
         about = training, captured, _comparison(training, captured)
         return _of_large(captured, nothing, _first_of_loss(*about, [batch, *later], count))
     comparison = replace(_comparison(training, captured), later=next(iter(later), None))

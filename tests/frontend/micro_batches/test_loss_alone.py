@@ -17,6 +17,7 @@ from bigbrain_fx.frontend import (
     later_effect,
     micro_batch_effect,
 )
+from bigbrain_fx.frontend.tracing.blank import reserve
 
 ROWS, LENGTH, CLASSES, WIDTH = 8, 6, 5, 256
 HERE = "bigbrain_fx.frontend.micro_batches"
@@ -174,6 +175,24 @@ def test_an_equal_loss_leaves_the_model_unknown() -> None:
     effect = micro_batch_effect(*captured(Tokens(), tokens, data()), 2)
     assert not effect.differs
     assert effect.unknown
+
+
+@pytest.mark.usefixtures("too_large")
+def test_two_rows_of_too_many_logits_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HERE}.loss_alone._MANY", 1)
+    monkeypatch.setattr(f"{HERE}.loss_alone._MOST", 2 * LENGTH * CLASSES)
+    assert micro_batch_effect(*captured(Tokens(), tokens, data(-100)), 2).loss_count is not None
+    monkeypatch.setattr(f"{HERE}.loss_alone._MOST", 2 * LENGTH * CLASSES - 1)
+    assert micro_batch_effect(*captured(Tokens(), tokens, data(-100)), 2).loss_count is None
+
+
+@pytest.mark.parametrize("from_shapes", [True, False])
+def test_an_estimate_draws_no_results(from_shapes: bool) -> None:
+    with torch.device("meta"):
+        model = Tokens()
+    reserve(model)
+    about = captured(model, tokens, data(-100), from_shapes=from_shapes)
+    assert (micro_batch_effect(*about, 2).loss_count is None) == from_shapes
 
 
 @pytest.mark.usefixtures("too_large")

@@ -57,7 +57,7 @@ def trained(
     return losses, model.state_dict()
 
 
-ROWS_AND_NUMBERS = (4, 6), (4, 6, 31), (3, 6, 18), (6, 6, 36)
+ROWS_AND_NUMBERS = (4, 6), (4, 6, 31), (3, 6, 18)
 LENGTHS = (4, 6), (4, 5), (4, 9), (2, 7)
 
 

@@ -130,6 +130,7 @@ class OneSize(FixedSize):
         return super().forward(x) + torch.zeros(int(float(x.shape[0])), 4)
 
 
+@pytest.mark.nightly
 def test_a_trace_of_fixed_size_is_made_for_the_micro_batches_asked_for(tmp_path: Path) -> None:
     cluster = bb.read_cluster(write_cluster(tmp_path))
     for count in (1, 2, 4):

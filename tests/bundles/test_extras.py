@@ -44,6 +44,7 @@ def test_a_bundle_has_what_was_asked_for_and_so_has_one_made_of_it(
     assert extras_of(resplit(full, cluster(1), tmp_path / "moved").bundle) == EXTRAS
 
 
+@pytest.mark.nightly
 def test_generators_of_the_model_files_own_bring_what_keeps_them(
     model: Path, plain: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_the_bundle_itself_names_the_missing_extra(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_plan_of_several_hosts_says_what_replaces_processes_there(
     model: Path, tmp_path: Path
 ) -> None:

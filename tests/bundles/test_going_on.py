@@ -135,6 +135,7 @@ def test_plain_pytorch_goes_on_with_the_same_bits(trained: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("nursery")
+@pytest.mark.nightly
 def test_the_weights_of_a_commit_alone_also_where_steps_overlap(tmp_path: Path) -> None:
     """Of an asynchronous run the state is refused, in words that lead to the weights."""
     (tmp_path / "letters.py").write_text(untied(LETTERS))

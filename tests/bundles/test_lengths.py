@@ -251,6 +251,7 @@ def tag_loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tens
     return torch.nn.functional.cross_entropy(output.transpose(1, 2), batch["tags"])
 
 
+@pytest.mark.nightly
 def test_a_loop_of_ones_own_sends_batches_of_several_lengths(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, dice = Tagger(), torch.Generator().manual_seed(0)

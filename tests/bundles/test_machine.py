@@ -212,6 +212,7 @@ def test_train_returns_the_model_trained(machine: bb.Machine) -> None:
     assert same(trained.state_dict(), module.state_dict())
 
 
+@pytest.mark.nightly
 def test_a_loader_has_a_smaller_last_batch_and_rows_of_several_lengths(
     machine: bb.Machine,
 ) -> None:

@@ -146,6 +146,7 @@ def line_of(text: str) -> int:
     return next(n for n, line in enumerate(FAILING.splitlines(), 1) if text in line)
 
 
+@pytest.mark.nightly
 def test_a_part_that_ends_its_process_is_refused_by_op_line_and_axis(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'conv\w*' ends its process \(signal SIGABRT\)") as found:
         split(tmp_path, "os.abort()")

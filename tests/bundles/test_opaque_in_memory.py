@@ -96,6 +96,7 @@ def plain(steps: int) -> tuple[nn.Module, list[float]]:
 
 
 @pytest.mark.filterwarnings("ignore::bigbrain_fx.SplitWarning")
+@pytest.mark.nightly
 def test_a_cell_with_state_trains_as_plain_after_a_device_died(tmp_path: Path) -> None:
     want, losses = plain(6)
     module, given = cell(), batches(6)

@@ -192,7 +192,7 @@ def require_same(one: Loop, other: Loop) -> None:
         pytest.param({"make": lambda parameters: LBFGS(parameters, max_iter=2)}, id="closure"),
     ],
 )
-@pytest.mark.gate("hook", "teacher")
+@pytest.mark.gate("teacher")
 def test_a_model_that_no_device_can_have_trains_as_in_plain_pytorch(
     about: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -213,6 +213,7 @@ def test_a_tensor_that_a_loss_writes_is_named_where_nothing_may_be_whole(tmp_pat
 
 @warns_of_it
 @pytest.mark.usefixtures("rehearsals")
+@pytest.mark.nightly
 def test_a_loss_that_goes_by_what_it_has_kept_begins_with_what_it_had(tmp_path: Path) -> None:
     """A trace left torch's own tensor in its buffer, and the next trial a traceback."""
     plain, own = Loop(Net, of_loss=Centred), Loop(Net, of_loss=Centred)

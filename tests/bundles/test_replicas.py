@@ -182,6 +182,7 @@ def collective(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.nightly
 def test_sums_by_collectives_replace_no_process_and_say_so(collective: Path) -> None:
     assert not {"launch.py", "supervisor"} & {path.name for path in collective.iterdir()}
     assert (collective / "runtime" / "collectives.py").is_file()

@@ -84,7 +84,7 @@ def plain(*, clamps: bool) -> Game:
     ("order", "count"),
     [(["critic", "generator"], 1), (["generator", "critic"], 1), (["critic", "generator"], 2)],
 )
-@pytest.mark.gate("order0-1", "order2-2")
+@pytest.mark.gate("order2-2")
 def test_a_game_of_two_sessions_is_that_of_plain_pytorch(
     order: list[str], count: int, tmp_path: Path
 ) -> None:

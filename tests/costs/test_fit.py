@@ -268,6 +268,7 @@ def test_files_that_are_no_json_are_refused(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- the command
 
 
+@pytest.mark.nightly
 def test_the_command_writes_a_model(tmp_path: Path) -> None:
     base, out = database(tmp_path / "p.sqlite"), tmp_path / "costs.json"
     done = call("fit", base, "--model", "linear", "--out", out, "--json")

@@ -213,6 +213,7 @@ def test_a_model_without_weights_gives_the_graph_of_one_with(tmp_path: Path) -> 
     assert any(param.name != param.canonical for param in graphs[0].params)
 
 
+@pytest.mark.nightly
 def test_micro_batches_of_a_model_without_weights_weigh_by_their_labels(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA)
     file = load_model_file(f"hf:{tmp_path}", blank=True)

@@ -148,6 +148,7 @@ def test_nothing_is_left_out_where_the_program_cannot(tmp_path: Path) -> None:
     close(on)
 
 
+@pytest.mark.nightly
 def test_the_other_goes_on_in_its_process(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",)))
     seen = lost(tmp_path / "run", bundle, 2, [Fault("d0", 2, 5)])

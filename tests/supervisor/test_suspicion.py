@@ -47,6 +47,7 @@ def test_a_wrong_activation_is_found_and_what_comes_out_is_right(
     assert seen.losses[-2:] == fine.losses[-2:]
 
 
+@pytest.mark.nightly
 def test_without_a_spare_no_step_can_be_checked(bundle: Path) -> None:
     for options in (RunOptions(2, suspect=0.5), RunOptions(2, suspect=0.5, spares=0)):
         with pytest.raises(InputError, match="--suspect needs a spare"):

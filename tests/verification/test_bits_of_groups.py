@@ -214,8 +214,6 @@ CASES = cases(TABLES)
 
 @pytest.mark.gate(
     "few rows in pieces: 3 ",
-    "few rows: 2 tensor_shares=(3, 1)",
-    "loss scale: 2 ",
     "replicas: 4 sum_order=tree zero_stage=3 recompute=all",
 )
 @pytest.mark.parametrize("case", CASES)

@@ -230,6 +230,7 @@ def test_a_loop_that_fails_is_no_difference(bundle: Path, tmp_path: Path) -> Non
 # --------------------------------------------------------------------------- what passes
 
 
+@pytest.mark.nightly
 def test_the_command_names_it_first(bundle: Path) -> None:
     done = call("verify", bundle, "--steps", "1", "--json")
     assert done.objects[0]["checks"][0]["name"] == "plain PyTorch = captured graph"

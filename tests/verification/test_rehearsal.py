@@ -263,6 +263,7 @@ def test_parameters_chosen_by_the_objects_they_are_are_refused(tmp_path: Path) -
         _in_memory(tmp_path, model, make)
 
 
+@pytest.mark.nightly
 def test_weights_of_a_checkpoint_are_those_of_the_loop(tmp_path: Path) -> None:
     names = {"a.weight": (8, 8), "a.bias": (8,), "b.weight": (1, 8), "b.bias": (1,)}
     save_file({n: torch.full(shape, 0.5) for n, shape in names.items()}, tmp_path / "c.safetensors")

@@ -298,6 +298,7 @@ def test_a_spoiled_program_is_refused_before_a_process_starts(
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.nightly
 def test_commands_for_several_hosts(tmp_path: Path) -> None:
     plan = read_plan(split_small(tmp_path, cluster(3, hosts=("north", "south"))))
     assert hosts(plan) == ("north", "south")

@@ -132,6 +132,7 @@ def test_a_contender_without_a_plan_is_a_row_with_a_remedy(found: Comparison) ->
     assert [contender.bundle for contender in found.contenders] == [""] * 3  # none was kept
 
 
+@pytest.mark.nightly
 def test_inference_compares_outputs(model: Path) -> None:
     options = Options(micro_batches=2, mode="eval")
     done = compare(model, cluster(2), ("naive", "scattered"), options, steps=2, rounds=1)

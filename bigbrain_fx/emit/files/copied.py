@@ -143,9 +143,9 @@ def _neighbours(file: Path) -> tuple[str, ...]:
 
 
 def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk what runs, inside functions too; not what stands under `if TYPE_CHECKING`."""
+    """Walk statements that run, inside functions too; not those under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and _is_for_checkers(node):
+        if isinstance(node, ast.expr) or (isinstance(node, ast.If) and _is_for_checkers(node)):
             continue
         yield node
         yield from _run(node)

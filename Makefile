@@ -67,7 +67,7 @@ imports: venv
 # One thread per process: two test processes share two cores, and bitwise tests fix the count.
 # Compiled first: where PYTHONDONTWRITEBYTECODE is set, each of a thousand processes would do it.
 pytest: venv
-	$(BIN)/python -m compileall -q bigbrain_fx estimators models partitioners tests tools
+	$(BIN)/python -m compileall -q bigbrain_fx estimators partitioners tools
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_FLAGS)
 
 # All tests, with all their models, places, seeds and examples: hours. make nightly SLICE=3/8 runs

@@ -36,7 +36,7 @@ from bigbrain_fx.errors import InputError, SplitWarning
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split
-    from bigbrain_fx.plan import Goals, Plan
+    from bigbrain_fx.plan import Goals, Plan, Source
 
 
 @contextmanager
@@ -159,9 +159,21 @@ def _print_split(
         click.echo(f"beside your own loop{parts}: {made.rehearsed}")
     elif is_unrehearsed and made.plan.mode == "train":
         click.echo(f"not compared with your own loop: bigbrain-fx verify {made.bundle} does that")
+    if made.plan.mode == "train":
+        for line in _left_open(made.plan.source):
+            click.echo(line)
     click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
     verb = "train it" if made.plan.mode == "train" else "use it"
     click.echo(f"{verb}: bigbrain-fx run {made.bundle}")
+
+
+def _left_open(source: Source) -> Iterator[str]:
+    """Yield how a bundle trains where the model file does not say it."""
+    if not source.has_optimizer:
+        rate = "learning rate 0.001, weight decay 0.01"
+        yield f"optimizer: torch's AdamW as it comes ({rate}); the model file defines none"
+    if not source.has_batches:
+        yield "data: the example batch again and again; the model file defines no batches"
 
 
 @cli.command(short_help="Will it fit, and how fast? No weights, no devices.")

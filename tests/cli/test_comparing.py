@@ -211,6 +211,7 @@ def test_a_branch_is_assumed_checked_and_verified(tmp_path: Path) -> None:
     made = call("split", model, *where, *ONE, *given)
     assert made.code == 0, made.err
     assert f"warning: assumed True at branch.py:{LINE}: if x.sum() > 0" in made.err
+    assert "\ndata: the example batch" in made.out
     texts = "".join((bundle / f"device_d{i}.py").read_text() for i in range(2))
     assert f'assume(x.sum() > 0, "branch.py:{LINE}")' in texts
     assert "self.part(" in texts

@@ -146,6 +146,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, cluster = write_model(folder, MODEL + _BATCHES), write_cluster(folder)
     made = call("split", model, "--devices", cluster, "--out", folder / "b", *CHOICES)
     assert made.code == 0, made.err
+    assert "\noptimizer: torch's AdamW" in made.out  # what the file leaves open
+    assert "\ndata: " not in made.out
     return folder / "b"
 
 

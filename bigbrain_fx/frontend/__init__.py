@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.lengths import with_lengths as with_lengths
     from bigbrain_fx.frontend.location import (
         HF as HF,
+        hf_location as hf_location,
         is_hf as is_hf,
         is_onnx as is_onnx,
         resolved as resolved,

@@ -53,6 +53,7 @@ class TraceRefusal(_Row):
             facts: by name.
         """
         what, help_ = self.what.format(**facts), self.help.format(**facts)
+        what = what.removesuffix(": ")  # no line of the user's is known
         said = (*self.notes, *filter(None, notes))
         error = CaptureError(what, code=self.code, at=at or None, notes=said, help=help_)
         error.inside = inside

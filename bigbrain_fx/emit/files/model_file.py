@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigbrain_fx.core import Dim, Input
+from bigbrain_fx.emit.files.hf_model import hf_model_text
 from bigbrain_fx.emit.files.local_modules import local_modules
 from bigbrain_fx.emit.files.slicing import (
     SourceSlice,
@@ -134,6 +135,8 @@ def _lines_text(classes: Sequence[ast.ClassDef], plan: Plan) -> str:
 
 def _of_model_file(plan: Plan, own: Sequence[str]) -> SourceSlice:
     """Return the text of functions.py: what the model file itself defines of these."""
+    if list(own) == [MODEL_NAME] and is_hf(plan.source.path):
+        return SourceSlice(hf_model_text(plan), (), ours=f"\n\n{MODEL_NAME} = model\n")
     if not own or not is_model_file(plan):
         return _require_no_file(plan, own)
     called = {MODEL_NAME: _model_name(plan), LOSS_NAME: "loss"}

@@ -22,9 +22,10 @@ def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False, bare: b
     trains = plan.mode == "train"
     commands = infer_texts.infer_commands(plan)
     commands = train_texts.train_commands(plan, lean, bare) if trains else commands
+    count = len(plan.stages.devices)
     hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
     lines = [
-        f"# {plan.graph.name} on {len(plan.stages.devices)} devices",
+        f"# {plan.graph.name} on {count} device{'s' * (count > 1)}",
         "",
         "Written by bigbrain-fx. It needs torch and safetensors, and nothing of bigbrain-fx: "
         "read it, change it, keep it.",
@@ -113,7 +114,12 @@ def _files(plan: Plan, lean: bool) -> list[str]:
 def users_files(own: UsersCode) -> list[str]:
     """Say what a bundle has of the model file beside its training."""
     lines = []
-    if own.functions.text:
+    if own.functions.text and not own.name.endswith(".py"):
+        lines.append(
+            "- `functions.py`: builds the modules that stages call as they are (opaque modules); "
+            "it needs transformers"
+        )
+    elif own.functions.text:
         lines.append(
             "- `functions.py`: code of the model file that stages call as it is (custom autograd "
             "functions, opaque modules, a loss that cannot be traced): it needs what that needs"

@@ -124,7 +124,8 @@ def _store(plan: Plan, device: str) -> dict[str, Any]:
 def _users_texts(plan: Plan, own: UsersCode, lean: bool, bare: bool) -> dict[str, str]:
     texts = train_texts(plan, own, lean, bare) if plan.mode == "train" else infer_texts(plan, own)
     if own.functions.text:
-        head = f'"""What stages call as it is, copied from {quiet(own.name)}."""\n\n'
+        verb = "copied from" if own.name.endswith(".py") else "built by transformers from"
+        head = f'"""What stages call as it is, {verb} {quiet(own.name)}."""\n\n'
         texts["functions.py"] = head + own.functions.text + own.functions.ours
     return {**texts, "README.md": readme_text(plan, users_files(own), lean=lean, bare=bare)}
 

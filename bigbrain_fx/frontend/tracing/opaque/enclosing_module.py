@@ -94,7 +94,7 @@ def enclosing(
             if more is None or more in tried:
                 raise first from None if first is not error else error.__cause__
             whole = more
-            said = said or f"no trace can hold {first.at}: {first.what}"
+            said = said or f"no trace can hold {first.at or 'it'}: {first.what}"
         else:
             return found if not said else _told(found, model, whole, len(leaves), said)
     assert first is not None

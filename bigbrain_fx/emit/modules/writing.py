@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref
+from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
 from bigbrain_fx.emit.modules.again import made_again, widened_again
 from bigbrain_fx.emit.modules.blocks import Where
 from bigbrain_fx.emit.modules.expressions import attribute, constant, member
@@ -105,7 +105,7 @@ class Writing:
             return self._ref(arg)
         if isinstance(arg, tuple):
             return ast.Tuple([self.argument(item) for item in arg])
-        return constant(arg)
+        return self._device() if arg == Const("device") else constant(arg)
 
     def module(self, path: str) -> ast.expr:
         """Return `self.blocks[0].norm` for a path, or what it is in the loop being written."""

@@ -104,6 +104,7 @@ class TrainingLoop:
         if wanted.start:
             put(self.model, laid_tensors.read(Path(wanted.start)))
         self.model.train()
+        self.model.zero_grad(set_to_none=True)  # a module in memory has those of earlier steps
         self.data = plain_batches.drawn(self.file, wanted.seed)
         self.split = plain_batches.split_entries(
             self.file.example_batch, self.file.batch_dims, {*wanted.offsets, *wanted.varying}

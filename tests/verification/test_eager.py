@@ -79,3 +79,19 @@ def test_state_left_by_a_call_is_there_for_the_next(tmp_path: Path) -> None:
     first = sys.modules[type(loop.model).__module__].first
     assert first.cache_info().misses == 1
     assert not torch.equal(first(loop.model), loop.model.get_parameter("weight"))
+
+
+def test_gradients_of_earlier_steps_count_in_none(tmp_path: Path) -> None:
+    """A module in memory may come from a loop that clears them before each step."""
+    path = tmp_path / "trained_before.py"
+    path.write_text(CACHED.replace("return Net(6, 2)", "return after_a_step(Net(6, 2))") + BEFORE)
+    loop = eager.TrainingLoop(eager.Wanted(str(path), 0, 2))
+    assert loop.gradients() == {}
+
+
+BEFORE = """
+
+def after_a_step(net):
+    loss(nn.functional.linear(example_batch(), net.weight), None).backward()
+    return net
+"""

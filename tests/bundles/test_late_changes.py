@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +64,27 @@ def test_the_weight_of_a_class_counts_with_the_first_batch_that_has_it() -> None
         constants.required(batch_of(0, 1))
     with refused("BX2152b", bb.InputError):
         constants.required(batch_of(0, 3))
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Namespace])
+def test_an_option_of_a_script_counts_where_forward_reads_it(kind: Callable[..., Any]) -> None:
+    options = kind(model=kind(scale=1.0))
+
+    class Net(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.options: Any = options
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * float(self.options.model.scale)
+
+    model = Net()
+    constants = constants_of(lambda output, _batch: output.square().mean(), model)
+    constants.required(batch_of(0, 1))
+    options.model.scale = 0.5
+    with refused("BX2152", bb.InputError):
+        constants.required(batch_of(0, 1))
+    assert options.model.scale == 0.5
 
 
 def test_a_threshold_counts_by_the_weights_of_now() -> None:

@@ -8,6 +8,7 @@ would be a constant of the trace. This file knows Python's objects; it knows no 
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import functools
@@ -38,6 +39,7 @@ FORWARD_HOOKS = (
     "_forward_hooks_always_called",
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_RECORDS = (types.SimpleNamespace, argparse.Namespace)  # options of a script: `self.args.scale`
 _LISTS = (list, tuple, set, frozenset, collections.deque)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module)
 _Cached = functools._lru_cache_wrapper  # it would give a run what a trace has made
@@ -170,7 +172,7 @@ class Attributes:
         elif isinstance(value, _LISTS):
             self._keep(value)
             parts = [(f"[{i}]", item) for i, item in enumerate(_some(value, len(value)))]
-        elif inner is not None and is_users(file_of(type(value))):
+        elif inner is not None and (type(value) in _RECORDS or is_users(file_of(type(value)))):
             self._keep(inner)
             parts = [(f".{key}", item) for key, item in inner.items()]
         else:

@@ -26,7 +26,7 @@ from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_trai
 from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.session_devices import require_session
 from bigbrain_fx.bundles.session_run import Again, Begun, SessionRun
-from bigbrain_fx.core import OPAQUE_MODULE, ROW_COUNTS
+from bigbrain_fx.core import ROW_COUNTS
 from bigbrain_fx.errors import BigBrainError, InputError, warn_caller
 from bigbrain_fx.supervisor import Event, warn
 from bigbrain_fx.weights import Scratch, tensors_apart
@@ -397,12 +397,6 @@ class DeviceSteps:
         except (InputError, ResumeError) as error:  # of plans whose optimizer's state no file has
             warn(f"WARNING: your optimizer does not have the state of the last step: {error}")
         self.refresh()
-
-    @property
-    def has_opaque_ops(self) -> bool:
-        """Whether devices run modules or functions of the caller's as they are."""
-        own = (OPAQUE_MODULE, "user.")
-        return any(op.target.startswith(own) for op in self._plan.graph.ops)
 
     def hand_over(self, make: Callable[[], OwnLoop], batch: object) -> OwnLoop | None:
         """Give a loop of this process what the devices have, and end them; None: no step is done.

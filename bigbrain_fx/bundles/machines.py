@@ -28,7 +28,8 @@ from bigbrain_fx.bundles.device_steps import DeviceSteps
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions, started_first
-from bigbrain_fx.bundles.own_steps import OwnWay
+from bigbrain_fx.bundles.opaque import divides
+from bigbrain_fx.bundles.own_steps import OwnWay, require_no_state
 from bigbrain_fx.bundles.resplitting import commit_of_caller, commit_of_run
 from bigbrain_fx.bundles.session_devices import require_session
 from bigbrain_fx.bundles.session_run import Again, Begun
@@ -111,6 +112,9 @@ class Machine(Shown):
                     with about_code():
                         require_own_weights(model, others)
                     begun = wanted.begun(out, rehearse=rehearse)
+                    is_open = own is not None and not divides(chosen)
+                    with about_code():
+                        require_no_state(begun.made.plan, is_open=is_open)
                 except BigBrainError as refusal:
                     if own is None:
                         raise

@@ -18,7 +18,7 @@ from bigbrain_fx.bundles.in_memory import own_loop
 from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.bundles.opaque import divides, may_run_whole, noted
 from bigbrain_fx.errors import BigBrainError, InputError, warn_caller
-from bigbrain_fx.plan import Options
+from bigbrain_fx.plan import Options, Plan
 from bigbrain_fx.supervisor import Event
 
 if TYPE_CHECKING:
@@ -177,8 +177,6 @@ class OwnWay:
         is_meant = error.code in (*CHANGED, *OF_BATCH)
         if not is_meant or self.options.strict or divides(self.options):
             return None
-        if before.has_opaque_ops:  # their own state is on the devices
-            return None
         try:
             loop = before.hand_over(self._loop, batch)
         except (InputError, ResumeError):
@@ -231,6 +229,30 @@ class OwnWay:
             return lambda _batch: False
         rows = take_apart(self.example, dims=self.recipe.batch_dims).rows
         return lambda batch: take_apart(batch, dims=self.recipe.batch_dims).rows < rows
+
+
+def require_no_state(plan: Plan, *, is_open: bool) -> None:
+    """Refuse parts that keep state in attributes, which the loop may read and set: `net.h = None`.
+
+    Args:
+        plan: its devices would have copies of those attributes.
+        is_open: whether the steps may run whole in this process; else there is a warning.
+
+    Raises:
+        InputError: names the attribute.
+    """
+    op = next((op for op in plan.graph.ops if op.state), None)
+    if op is None:
+        return
+    refusal = InputError(
+        f"forward goes by what earlier calls have left in an attribute ({op.state[0]!r}), which "
+        "the loop may read and set, and a device has a copy of it",
+        code="BX2152d",
+        help="make it a buffer of the model (register_buffer), which forward writes",
+    )
+    if is_open:
+        raise refusal
+    warn_caller(f"{refusal.what}: {refusal.help}")
 
 
 def _warning(module: nn.Module, refusal: BigBrainError) -> str:

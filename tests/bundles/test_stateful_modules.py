@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch import nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles import RunOptions, run, verify
+from bigbrain_fx.bundles.own_steps import require_no_state
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.module_state import ModuleStates
 from bigbrain_fx.runtime.state import State, StateError
@@ -134,6 +136,51 @@ def test_the_module_is_opaque_and_the_others_are_split(made: bb.Split) -> None:
     assert plan.micro_batches == 1  # more would move the state more often
     found = verify(made.bundle, steps=4)
     assert {check.word for check in found.checks} <= {"equal", "to rounding", "equal to rounding"}
+
+
+def test_a_session_leaves_state_with_the_loop_that_may_set_it(made: bb.Split) -> None:
+    with refused("BX2152d", bb.InputError):
+        require_no_state(made.plan, is_open=True)
+    with pytest.warns(bb.SplitWarning, match="an attribute .*, which the loop may read and set"):
+        require_no_state(made.plan, is_open=False)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(4, 8), nn.Linear(8, 4)
+        self.h: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.cell(x, self.h)
+        self.h = h.detach()
+        found: torch.Tensor = self.out(h)
+        return found
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::bigbrain_fx.SplitWarning")
+def test_a_hidden_state_that_the_loop_resets_begins_anew() -> None:
+    """The devices went on with theirs, in silence."""
+    torch.manual_seed(0)
+    net, data = Recurrent(), torch.randn(5, 8, 4)
+    plain, example = copy.deepcopy(net), {"x": data[0]}
+    own, other = (torch.optim.SGD(each.parameters(), 0.5) for each in (plain, net))
+    with bb.machine(cluster())(
+        net, example_batch=example, loss=error, optimizer=other, rehearse=False
+    ) as session:
+        for step, x in enumerate(data):
+            if step == 3:
+                net.h = plain.h = None
+            own.zero_grad()
+            value = error(plain(x), {"x": x})
+            value.backward()
+            own.step()
+            assert session.step({"x": x}) == value.item()
+
+
+def error(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (output - batch["x"]).square().mean()
 
 
 def test_files_are_those_of_the_plan(made: bb.Split, tmp_path: Path) -> None:

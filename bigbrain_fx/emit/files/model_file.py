@@ -6,9 +6,10 @@ This module reads the model file and writes nothing; the use of the bundle does 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from bigbrain_fx.core import Dim, Input
 from bigbrain_fx.emit.files.hf_model import hf_model_text
@@ -113,6 +114,7 @@ def _functions_slice(plan: Plan) -> SourceSlice:
     texts = {node.name: node for node in map(lines_class, plan.graph.ops) if node}
     own = list(dict.fromkeys(n for m, n in found if m in ("", plan.source.module)))
     own = [name for name in own if name not in texts]
+    own += [name for name in _read_by(texts.values(), plan) if name not in own]
     others = {m for m, _ in found} - {"", plan.source.module}
     taken = _of_model_file(plan, own)
     taken = (
@@ -122,12 +124,24 @@ def _functions_slice(plan: Plan) -> SourceSlice:
     return replace(taken, files=tuple(dict.fromkeys((*taken.files, *files))))
 
 
-def _lines_text(classes: Sequence[ast.ClassDef], plan: Plan) -> str:
-    """Return the classes of lines of the user's forwards, with an import of their base."""
+def _imports_of(classes: Iterable[ast.ClassDef], plan: Plan) -> Iterator[ast.FunctionDef]:
+    """Yield the functions of lines that begin with an import of the model file."""
     for run in (node.body[-1] for node in classes):
         first = run.body[0] if isinstance(run, ast.FunctionDef) else run
         if isinstance(first, ast.ImportFrom) and first.module == plan.source.module:
-            del run.body[0]  # type: ignore[attr-defined]
+            yield cast("ast.FunctionDef", run)
+
+
+def _read_by(classes: Iterable[ast.ClassDef], plan: Plan) -> list[str]:
+    """Return the names of the model file that lines of forwards read: a whole file gives them."""
+    firsts = [cast("ast.ImportFrom", run.body[0]) for run in _imports_of(classes, plan)]
+    return list(dict.fromkeys(alias.name for first in firsts for alias in first.names))
+
+
+def _lines_text(classes: Sequence[ast.ClassDef], plan: Plan) -> str:
+    """Return the classes of lines of the user's forwards, with an import of their base."""
+    for run in _imports_of(classes, plan):
+        del run.body[0]
     imported = f"import {LINES_BASE}"
     head = f"if __package__:\n    from .runtime {imported}\nelse:\n    from runtime {imported}\n"
     return "\n\n".join(["", head, *(f"{ast.unparse(node)}\n" for node in classes)])

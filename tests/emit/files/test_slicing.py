@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from bigbrain_fx.emit.files import local_modules as local
 from bigbrain_fx.emit.files.local_modules import imports_of_module, local_modules
+from bigbrain_fx.emit.files.model_file import _read_by
 from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, slice_file
 from bigbrain_fx.errors import InputError
 
@@ -195,6 +198,17 @@ def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
     path.write_text("def optimizer(p): pass\n")
     with pytest.raises(InputError, match="cannot import a file of that name"):
         slice_file(path, ("optimizer",), seed=0)
+
+
+def test_lines_of_a_forward_have_the_names_that_they_read_of_a_file_that_is_whole() -> None:
+    """`from model import model` alone gave them none: the bundle could not be run."""
+    text = (
+        "class Lines(Base):\n def forward(self, x):\n  from net import F, scale\n  return F.relu(x)"
+    )
+    other = text.replace("F, scale", "scale").replace("F.relu(x)", "scale(x)")
+    classes = [ast.parse(each).body[0] for each in (text, other)]
+    plan: Any = SimpleNamespace(source=SimpleNamespace(module="net"))
+    assert _read_by(cast("list[ast.ClassDef]", classes), plan) == ["F", "scale"]
 
 
 def test_a_star_import_ships_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from bigbrain_fx.core import OPAQUE_MODULE, Arg, Dim, Op, ParamRef, Ref, times
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.batch import unique
-from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, encode, plain_value
-from bigbrain_fx.frontend.translation.nodes import Place, name_of, place_of, spec_of
+from bigbrain_fx.frontend.translation.nests import SizeSlot, TensorSlot, decode, encode, plain_value
+from bigbrain_fx.frontend.translation.nodes import Place, literal, name_of, place_of, spec_of
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.scope import Scope
@@ -37,8 +37,8 @@ class KeptCall:
     Attributes:
         target: "leaf.blocks.0.experts", "user.loss", "opaque.model.RoundSTE".
         name: a name for its value.
-        args: its arguments, encoded, a `TensorSlot` for each tensor; a custom Function's as they
-            are.
+        args: its arguments, encoded, a `TensorSlot` for each tensor and a `SizeSlot` for each free
+            size; a custom Function's as they are.
         params: names in the model of the tensors that it owns; they follow its other tensors.
         shapes: function of the tensors -> its results as fake tensors, and the facts learnt.
         result: its result, encoded, a `TensorSlot` for each tensor.
@@ -91,11 +91,13 @@ class Keeper:
 
     calls: dict[str, KeptCall] = field(default_factory=dict)
 
-    def call(self, call: KeptCall, tensors: Sequence[Tensor]) -> object:
+    def call(
+        self, call: KeptCall, tensors: Sequence[Tensor], sizes: Sequence[torch.SymInt] = ()
+    ) -> object:
         """Record one call and return its result as the traced node gives it."""
         key = f"kept_{len(self.calls)}"
         self.calls[key] = call
-        found = torch.ops.bigbrain_fx.kept.default(list(tensors), key)
+        found = torch.ops.bigbrain_fx.kept.default(list(tensors), list(sizes), key)
         return decode(call.result, lambda arg: placed(arg, found))
 
 
@@ -103,16 +105,18 @@ _active: list[Keeper] = []
 
 
 @torch.library.custom_op(
-    "bigbrain_fx::kept", mutates_args=(), schema="(Tensor[] tensors, str key) -> Tensor[]"
+    "bigbrain_fx::kept",
+    mutates_args=(),
+    schema="(Tensor[] tensors, SymInt[] sizes, str key) -> Tensor[]",
 )
-def _kept(tensors: list[Tensor], key: str) -> list[Tensor]:
+def _kept(tensors: list[Tensor], sizes: list[int], key: str) -> list[Tensor]:
     raise CaptureError(
         f"kept call {key} exists in a trace only; run the captured graph instead", code="BX2175"
     )
 
 
 @_kept.register_fake
-def _(tensors: Sequence[Tensor], key: str) -> list[Tensor]:
+def _(tensors: Sequence[Tensor], _sizes: Sequence[int], key: str) -> list[Tensor]:
     call = _active[-1].calls[key]
     with nullcontext() if call.is_function else torch._C.DisableTorchFunction():
         return call.shapes(call, list(tensors))
@@ -134,26 +138,42 @@ def keeping() -> Iterator[Keeper]:
         _active.pop()
 
 
-def place(value: object, tensors: list[Tensor], *, lenient: bool = False) -> Arg:
-    """Encode a call's arguments; their tensors are added to the list."""
+def place(
+    value: object,
+    tensors: list[Tensor],
+    sizes: list[torch.SymInt] | None = None,
+    *,
+    lenient: bool = False,
+) -> Arg:
+    """Encode a call's arguments; their tensors are added to the list, free sizes to theirs.
 
-    def leaf(tensor: Tensor) -> Arg:
-        tensors.append(tensor)
-        return cast("Arg", TensorSlot(len(tensors) - 1))
+    Without a list of sizes a free one is an argument that no graph can hold.
+    """
+
+    def leaf(item: Tensor | torch.SymInt) -> Arg:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+            return cast("Arg", TensorSlot(len(tensors) - 1))
+        if sizes is None:
+            return literal(item)
+        sizes.append(item)
+        return cast("Arg", SizeSlot(len(sizes) - 1))
 
     return encode(value, leaf, lenient=lenient)
 
 
-def placed(arg: object, tensors: Sequence[object]) -> object:
-    """Return the value of a leaf of a nest: the tensor of a `TensorSlot`, else the literal."""
+def placed(arg: object, tensors: Sequence[object], sizes: Sequence[object] = ()) -> object:
+    """Return the value of a leaf of a nest: a tensor, a free size, else the literal."""
+    if isinstance(arg, SizeSlot):
+        return sizes[arg.index]
     return tensors[arg.index] if isinstance(arg, TensorSlot) else plain_value(cast("Arg", arg))
 
 
 def translate_kept(scope: Scope, node: fx.Node) -> None:
     """Add the op of an opaque call; parts of its result are then known to `scope`."""
-    tensors, key = cast("tuple[list[fx.Node], str]", node.args)
+    tensors, sizes, key = cast("tuple[list[fx.Node], list[object], str]", node.args)
     call = scope.world.kept[key]
-    args = _arguments(scope, call, [scope.arg(tensor) for tensor in tensors])
+    args = _arguments(scope, call, [*map(scope.arg, tensors)], [*map(scope.arg, sizes)])
     needs = scope.grad and any(scope.world.needs_gradient(arg) for arg in args)
     specs = [
         spec_of(tensor, needs and i not in call.fixed)
@@ -188,12 +208,14 @@ def _place_of(call: KeptCall, node: fx.Node) -> Place:
     return place
 
 
-def _arguments(scope: Scope, call: KeptCall, tensors: Sequence[Arg]) -> tuple[Arg, ...]:
+def _arguments(
+    scope: Scope, call: KeptCall, tensors: Sequence[Arg], sizes: Sequence[Arg]
+) -> tuple[Arg, ...]:
     """Return the arguments of a call's op: its nest and its own tensors, or a Function's own."""
     if call.is_function:
         own = cast("tuple[object, ...]", call.args)
         return tuple(tensors[a.index] if isinstance(a, TensorSlot) else scope.arg(a) for a in own)
-    nest = _with_values(call.args, tensors)
+    nest = _with_values(call.args, tensors, sizes)
     nest = _with_names(nest, call.left, call.state)
     return (nest, *(ParamRef(name) for name in call.params))
 
@@ -207,11 +229,11 @@ def _with_names(nest: Arg, left: tuple[str, ...], state: tuple[str, ...]) -> Arg
     return (kind, (*items, *more))
 
 
-def _with_values(arg: object, values: Sequence[Arg]) -> Arg:
-    if isinstance(arg, TensorSlot):
-        return values[arg.index]
+def _with_values(arg: object, tensors: Sequence[Arg], sizes: Sequence[Arg]) -> Arg:
+    if isinstance(arg, TensorSlot | SizeSlot):
+        return (sizes if isinstance(arg, SizeSlot) else tensors)[arg.index]
     if isinstance(arg, tuple):
-        return tuple(_with_values(item, values) for item in arg)
+        return tuple(_with_values(item, tensors, sizes) for item in arg)
     return cast("Arg", arg)
 
 

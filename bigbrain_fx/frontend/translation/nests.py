@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bigbrain_fx.core import Arg, Const
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.translation.nodes import literal
+from bigbrain_fx.frontend.translation.nodes import is_free, literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,21 @@ class TensorSlot:
     index: int
 
 
-def encode(value: object, leaf: Callable[[Tensor], Arg], *, lenient: bool = False) -> Arg:
+@dataclass(frozen=True, slots=True)
+class SizeSlot:
+    """Stand among a call's arguments for its size number `index`, which a trace leaves free."""
+
+    index: int
+
+
+def encode(
+    value: object, leaf: Callable[[Tensor | torch.SymInt], Arg], *, lenient: bool = False
+) -> Arg:
     """Turn containers of tensors into an argument.
 
     Args:
         value: a Python object.
-        leaf: returns the substitute of a tensor.
+        leaf: returns the substitute of a tensor, or of a free size.
         lenient: put None in the place of objects that no graph can hold (a cache).
 
     Raises:
@@ -42,8 +51,8 @@ def encode(value: object, leaf: Callable[[Tensor], Arg], *, lenient: bool = Fals
     def inner(item: object) -> Arg:
         return encode(item, leaf, lenient=lenient)
 
-    if isinstance(value, Tensor):
-        return leaf(value)
+    if isinstance(value, Tensor) or is_free(value):
+        return leaf(cast("Tensor | torch.SymInt", value))
     if isinstance(value, Mapping) and type(value) in (dict,):
         return ("dict", tuple((literal(key), inner(item)) for key, item in value.items()))
     if type(value) in (tuple, list):
@@ -126,6 +135,8 @@ def plain_value(arg: Arg) -> object:
     """Return the literal of a leaf that is no tensor."""
     if isinstance(arg, Const):
         name = arg.const
+        if name == "device":
+            return torch.device("cpu")
         return getattr(torch, name.removeprefix("torch.")) if "torch." in name else arg.number
     return arg
 

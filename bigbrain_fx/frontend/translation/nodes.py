@@ -33,6 +33,11 @@ VALUE = "bigbrain_fx.value"
 """In the meta of a traced node: the value of the graph that it stands for."""
 
 
+def is_free(value: object) -> bool:
+    """Whether a number is a size that the trace leaves free."""
+    return isinstance(value, torch.SymInt) and not isinstance(dim(value), int)
+
+
 def literal(value: object) -> Arg:
     """Translate a constant argument.
 

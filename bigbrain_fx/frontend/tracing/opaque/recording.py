@@ -311,20 +311,21 @@ class _StandIn:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Make the node."""
-        given: list[Tensor] = []
-        nest = place((args, kwargs), given)
+        given, sizes = list[Tensor](), list[torch.SymInt]()
+        nest = place((args, kwargs), given, sizes)
         own = own_tensors(self.own.module)
         number, self.calls = self.calls, self.calls + 1
 
         def shapes(call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
-            facts = self._learn(call, tensors[: len(given)], tensors[len(given) :], number)
+            those = tensors[: len(given)], tensors[len(given) :]
+            facts = self._learn(call, *those, sizes, number)
             return applied(call, facts, tensors, len(given))
 
         last = self.path.rpartition(".")[2]
         name = last if last.isidentifier() else type(self.own.module).__name__.lower()
         call = KeptCall(f"{LEAF}{self.path}", name, nest, self._names(own), shapes)
         call.text = getattr(type(self.own.module), "text", "")
-        found = self.keeper.call(call, [*given, *own.values()])
+        found = self.keeper.call(call, [*given, *own.values()], sizes)
         if not call.left:
             return found
         result, left = cast("tuple[object, Mapping[str, object]]", found)
@@ -337,9 +338,16 @@ class _StandIn:
         path = module.owner if isinstance(module, ForwardLines) else self.path
         return tuple(f"{path}.{key}".removeprefix(".") for key in own)
 
-    def _learn(self, call: KeptCall, given: list[Tensor], own: list[Tensor], number: int) -> Facts:
+    def _learn(
+        self,
+        call: KeptCall,
+        given: list[Tensor],
+        own: list[Tensor],
+        sizes: list[torch.SymInt],
+        number: int,
+    ) -> Facts:
         if not self.facts:
-            return self._on_shapes(call, given, own)
+            return self._on_shapes(call, given, own, sizes)
         if any(len(calls) <= number for calls in self.facts):
             raise CaptureError(
                 f"the opaque module {self.path} is called in the trace only", code="BX0140h"
@@ -347,9 +355,11 @@ class _StandIn:
         shapes = [tuple(tensor.shape) for tensor in given]
         return fitted([calls[number] for calls in self.facts], shapes, self.path)
 
-    def _on_shapes(self, call: KeptCall, given: list[Tensor], own: list[Tensor]) -> Facts:
+    def _on_shapes(
+        self, call: KeptCall, given: list[Tensor], own: list[Tensor], sizes: list[torch.SymInt]
+    ) -> Facts:
         names = dict(zip(own_tensors(self.own.module), own, strict=True))
-        nest = decode(call.args, lambda arg: placed(arg, given))
+        nest = decode(call.args, lambda arg: placed(arg, given, sizes))
         args, kwargs = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
         try:
             with torch.no_grad():

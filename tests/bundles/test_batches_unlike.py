@@ -57,17 +57,15 @@ def trained(
     return losses, model.state_dict()
 
 
-ROWS_AND_NUMBERS = (4, 6), (4, 6, 31), (3, 6, 18)
+ROWS_AND_NUMBERS = (4, 6), (4, 6, 31), (3, 6, 18), (6, 6, 36)
 LENGTHS = (4, 6), (4, 5), (4, 9), (2, 7)
 
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        pytest.param(ROWS_AND_NUMBERS, id="rows"),
-        pytest.param(LENGTHS, id="lengths", marks=pytest.mark.nightly),
-    ],
+    [pytest.param(ROWS_AND_NUMBERS, id="rows"), pytest.param(LENGTHS, id="lengths")],
 )
+@pytest.mark.nightly
 def test_devices_take_batches_of_other_sizes(
     sizes: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:

@@ -209,8 +209,8 @@ def test_a_session_leaves_weights_average_and_optimizer_as_plain_pytorch(tmp_pat
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.gate("kind0")
 @pytest.mark.parametrize("kind", [partial(AdamW, lr=0.05), partial(SGD, lr=0.1, momentum=0.9)])
+@pytest.mark.nightly
 def test_an_optimizer_that_has_made_steps_goes_on_in_a_session(
     kind: Callable[..., Optimizer], tmp_path: Path
 ) -> None:

@@ -147,8 +147,8 @@ def steps(pair: Mapping[str, Any], net: Any, optimizer: Any, first: int, until: 
     return losses
 
 
-@pytest.mark.gate("nested")
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
+@pytest.mark.nightly
 def test_a_run_goes_on_in_plain_pytorch_and_comes_back(
     trained: Path, tmp_path: Path, flat: bool
 ) -> None:

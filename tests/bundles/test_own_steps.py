@@ -330,7 +330,7 @@ def test_a_function_without_source_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["scheduler", "lr_scale"])
-@pytest.mark.gate("lr_scale")
+@pytest.mark.nightly
 def test_a_change_that_no_device_can_have_goes_on_in_this_process(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

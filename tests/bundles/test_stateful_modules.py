@@ -183,6 +183,7 @@ def error(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return (output - batch["x"]).square().mean()
 
 
+@pytest.mark.nightly
 def test_files_are_those_of_the_plan(made: bb.Split, tmp_path: Path) -> None:
     own = {"module_state.py", "plain_values.py", "own_dice.py"}
     plain = split_small(tmp_path)

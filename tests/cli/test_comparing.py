@@ -80,6 +80,7 @@ def test_nobody_has_a_plan(files: SimpleNamespace, tmp_path: Path) -> None:
     assert "naive: " in done.err
 
 
+@pytest.mark.nightly
 def test_forecasts_of_two_judges_are_not_one_scale(
     files: SimpleNamespace, learned_costs: Path
 ) -> None:

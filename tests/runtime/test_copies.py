@@ -153,6 +153,7 @@ def test_a_share_of_the_steps_is_drawn() -> None:
     assert all(is_drawn(1.0, 7, "d1", step) for step in range(100))
 
 
+@pytest.mark.nightly
 def test_a_bundle_whose_steps_depend_on_more_is_refused(rig: Rig) -> None:
     require_repeatable(rig.bundle)
     hooks: Any = Hooks()

@@ -122,6 +122,7 @@ def test_a_step_that_trains_otherwise_runs_as_written(
     assert bb.read_plan(tmp_path / "b").graph.is_opaque_step  # the former one is still there
 
 
+@pytest.mark.nightly
 def test_a_module_that_differs_in_a_later_step_runs_as_it_is_written(tmp_path: Path) -> None:
     """Its branch on data turns with the third batch, which no trace has seen."""
     path = tmp_path / "guarded.py"

@@ -72,6 +72,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     return bundle
 
 
+@pytest.mark.nightly
 def test_attention_is_divided_by_heads_and_the_page_says_so(begun: Path) -> None:
     assert "heads (2 as 1+1)" in (begun / "README.md").read_text()
 

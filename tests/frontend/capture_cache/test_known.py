@@ -240,6 +240,7 @@ SIZES = (4, 3)
 """
 
 
+@pytest.mark.nightly
 def test_free_lengths_come_back_and_others_are_captured_again(folder: Path) -> None:
     (folder / "model.py").write_text(MODEL + LENGTHS)
     first = service(folder)

@@ -213,6 +213,7 @@ def numbers(each: Graph) -> int:
     return sum(spec.numel for spec in (*specs, *(s for op in concrete.ops for s in op.outputs)))
 
 
+@pytest.mark.nightly
 def test_no_large_trial_is_run_at_its_own_size() -> None:
     large = [trial for trial in tried() if numbers(trial.whole) > LARGE]
     assert large
